@@ -1,0 +1,122 @@
+"""ZeroMQ sockets with every option that matters set, and the folder that holds their files.
+
+libzmq's defaults lose or keep too much: a ROUTER drops silently to an unknown peer, a DEALER queues for a peer that is
+not there, LINGER waits for ever, messages are unbounded. Sockets made here do none of that.
+"""
+
+import ipaddress
+import os
+import stat
+import tempfile
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import zmq
+
+from chairlift.runtime.settings import IpcSettings
+
+MAX_UNIX_PATH = 100
+"""Bytes of a socket's path that every system takes."""
+
+
+class EndpointError(ValueError):
+    """An endpoint that cannot or must not be used; the message says why."""
+
+
+def gateway_endpoint(settings: IpcSettings) -> str:
+    """Where the scheduler binds for gateways, and they connect. Raises EndpointError."""
+    return _checked(settings.gateway_endpoint or f"ipc://{run_dir(settings) / 'gateway.sock'}", settings)
+
+
+def worker_endpoint(settings: IpcSettings) -> str:
+    """Where the scheduler binds for workers, and they connect. Raises EndpointError."""
+    return _checked(settings.worker_endpoint or f"ipc://{run_dir(settings) / 'worker.sock'}", settings)
+
+
+def check_endpoint(endpoint: str, settings: IpcSettings) -> str:
+    """`endpoint` itself when it may be used. Raises EndpointError."""
+    return _checked(endpoint, settings)
+
+
+def run_dir(settings: IpcSettings) -> Path:
+    """The 0700 folder for socket files, made if needed. Raises EndpointError when others may write to it."""
+    if settings.run_dir is not None:
+        folder = Path(settings.run_dir)
+    else:
+        base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
+        folder = Path(base) / f"chairlift-{os.getuid()}"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = folder.stat()
+    except OSError as error:
+        raise EndpointError(f"{folder}: {error.strerror}") from None
+    if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
+        raise EndpointError(f"{folder}: must belong to this user with mode 0700: whoever can write there can plan")
+    return folder
+
+
+def bind_router(context: "zmq.Context[zmq.Socket[bytes]]", endpoint: str, settings: IpcSettings) -> "zmq.Socket[bytes]":
+    """A bound ROUTER. Sending to a peer that is gone or full raises (EHOSTUNREACH, EAGAIN) instead of dropping."""
+    socket = context.socket(zmq.ROUTER)
+    _set_common(socket, settings)
+    socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+    try:
+        socket.bind(endpoint)
+    except zmq.ZMQError as error:
+        socket.close()
+        raise EndpointError(f"{endpoint}: {error.strerror}") from None
+    return socket
+
+
+def connect_dealer(
+    context: "zmq.Context[zmq.Socket[bytes]]", endpoint: str, settings: IpcSettings, identity: bytes
+) -> "zmq.Socket[bytes]":
+    """A DEALER that connects, and again after every loss, and queues nothing for a peer that is not there."""
+    socket = context.socket(zmq.DEALER)
+    _set_common(socket, settings)
+    socket.setsockopt(zmq.IDENTITY, identity)
+    socket.setsockopt(zmq.IMMEDIATE, 1)
+    socket.setsockopt(zmq.RECONNECT_IVL, 50)
+    socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+    try:
+        socket.connect(endpoint)
+    except zmq.ZMQError as error:
+        socket.close()
+        raise EndpointError(f"{endpoint}: {error.strerror}") from None
+    return socket
+
+
+def _set_common(socket: "zmq.Socket[bytes]", settings: IpcSettings) -> None:
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.SNDHWM, settings.send_queue_messages)
+    socket.setsockopt(zmq.RCVHWM, settings.send_queue_messages)
+    socket.setsockopt(zmq.MAXMSGSIZE, settings.max_message_bytes)
+    socket.setsockopt(zmq.HEARTBEAT_IVL, round(settings.heartbeat_timeout_s * 1000))
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, round(settings.heartbeat_timeout_s * 3000))
+    socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+
+
+def _checked(endpoint: str, settings: IpcSettings) -> str:
+    parts = urlsplit(endpoint)
+    if parts.scheme == "ipc":
+        if len(endpoint.removeprefix("ipc://").encode()) > MAX_UNIX_PATH:
+            raise EndpointError(f"{endpoint}: a socket's path may have {MAX_UNIX_PATH} bytes; set ipc.run_dir")
+        return endpoint
+    if parts.scheme != "tcp" or not parts.hostname:
+        raise EndpointError(f"{endpoint}: expected ipc://PATH or tcp://HOST:PORT")
+    if not _is_loopback(parts.hostname) and not settings.allow_plaintext:
+        raise EndpointError(
+            f"{endpoint}: plaintext to another host; whoever reaches this port can send plans "
+            "(ipc.allow_plaintext=true where the network itself is trusted)"
+        )
+    return endpoint
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
