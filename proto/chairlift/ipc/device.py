@@ -12,12 +12,18 @@ by the next. Rules of a step that both sides rely on:
 - Order inside a plan: reset, left, boarded, appended; then swap_out, copies, swap_in; then compute.
 - A failed step (StepFailed) or a plan out of order (NeedSnapshot) makes the worker refuse every later plan until one
   with `reset`.
+
+A worker has two DEALER sockets: its main one, with an identity of its choice, and its heartbeat thread's, whose
+identity is the same plus `BEAT_SUFFIX`. The scheduler answers on the main one only.
 """
 
 import enum
 
 from chairlift.ipc.codec import Codec
 from chairlift.ipc.common import HelloRefused, HelloWanted, Message, SamplingParams
+
+
+BEAT_SUFFIX = b".beat"
 
 
 class Geometry(Message, frozen=True):

@@ -1,0 +1,156 @@
+"""Sockets' folder, probes, stop signals and the parent's death."""
+
+import os
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+import zmq
+
+from chairlift.runtime import sockets
+from chairlift.runtime.probes import ProbeServer, ProcessState
+from chairlift.runtime.process import new_epoch, stop_on_signals
+from chairlift.runtime.settings import IpcSettings
+
+
+def _get(port: int, path: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as response:
+            return response.status, response.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def test_probes_follow_the_loop() -> None:
+    """A loop that stops turning is neither live nor ready, whatever it last said of itself."""
+    clock = [0.0]
+    state = ProcessState(stale_after_s=5, clock=lambda: clock[0])
+    server = ProbeServer("127.0.0.1:0", state, metrics=lambda: "m 1\n")
+    try:
+        assert _get(server.port, "/livez") == (200, "ok\n")
+        assert _get(server.port, "/readyz") == (503, "starting\n")
+        state.set_ready(True)
+        assert _get(server.port, "/readyz") == (200, "ok\n")
+        clock[0] = 6.0
+        assert _get(server.port, "/livez")[0] == 503
+        assert _get(server.port, "/readyz")[0] == 503
+        state.turned()
+        assert _get(server.port, "/readyz") == (200, "ok\n")
+        assert _get(server.port, "/metrics") == (200, "m 1\n")
+        assert _get(server.port, "/other")[0] == 404
+    finally:
+        server.close()
+
+
+def test_run_dir_is_private(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    assert sockets.run_dir(IpcSettings(run_dir=str(folder))) == folder
+    assert folder.stat().st_mode & 0o777 == 0o700
+    folder.chmod(0o755)
+    with pytest.raises(sockets.EndpointError, match="0700"):
+        sockets.run_dir(IpcSettings(run_dir=str(folder)))
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "says"),
+    [
+        ("tcp://10.0.0.1:5000", "plaintext"),
+        ("tcp://example.org:5000", "plaintext"),
+        ("http://x", "expected"),
+        ("ipc://" + "x" * 200, "path"),
+    ],
+)
+def test_endpoints_that_must_not_be_used(endpoint: str, says: str) -> None:
+    with pytest.raises(sockets.EndpointError, match=says):
+        sockets.gateway_endpoint(IpcSettings(gateway_endpoint=endpoint))
+
+
+def test_plaintext_across_hosts_needs_to_be_asked_for() -> None:
+    settings = IpcSettings(worker_endpoint="tcp://10.0.0.1:5000", allow_plaintext=True)
+    assert sockets.worker_endpoint(settings) == "tcp://10.0.0.1:5000"
+
+
+def test_a_router_tells_when_a_peer_is_gone(tmp_path: Path) -> None:
+    settings = IpcSettings(run_dir=str(tmp_path / "run"))
+    with zmq.Context() as context:
+        router = sockets.bind_router(context, sockets.gateway_endpoint(settings), settings)
+        dealer = sockets.connect_dealer(context, sockets.gateway_endpoint(settings), settings, b"me")
+        dealer.send(b"hello")
+        assert router.recv_multipart() == [b"me", b"hello"]
+        router.send_multipart([b"me", b"back"])
+        assert dealer.recv() == b"back"
+        with pytest.raises(zmq.ZMQError) as raised:
+            router.send_multipart([b"nobody", b"x"])
+        assert raised.value.errno == zmq.EHOSTUNREACH
+        dealer.close()
+        router.close()
+
+
+def test_an_endpoint_that_makes_no_sense_is_named() -> None:
+    with zmq.Context() as context, pytest.raises(sockets.EndpointError, match=r"127\.0\.0\.1"):
+        sockets.connect_dealer(context, "tcp://127.0.0.1:notaport", IpcSettings(), b"me")
+
+
+def test_the_first_signal_asks_and_is_seen_by_a_poller() -> None:
+    with stop_on_signals() as stop:
+        assert not stop.requested
+        os.kill(os.getpid(), signal.SIGTERM)
+        poller = zmq.Poller()
+        poller.register(stop.fileno(), zmq.POLLIN)
+        assert poller.poll(5000)
+        assert stop.requested
+
+
+def test_the_second_signal_ends_at_once() -> None:
+    code = (
+        "import os, signal\n"
+        "from chairlift.runtime.process import stop_on_signals\n"
+        "with stop_on_signals():\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    signal.pause()\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=30, check=False).returncode == -signal.SIGTERM
+
+
+def test_a_child_dies_with_its_parent() -> None:
+    """SIGKILL of the supervisor leaves no orphan (vllm#55510): the kernel kills the child."""
+    child = (
+        "from chairlift.runtime.process import die_with_parent\n"
+        "import signal, sys\n"
+        "die_with_parent()\n"
+        "print('up', flush=True)\n"
+        "signal.pause()\n"
+    )
+    parent = (
+        "import os, subprocess, sys\n"
+        "os.environ['CHAIRLIFT_PARENT_PID'] = str(os.getpid())\n"
+        f"child = subprocess.Popen([sys.executable, '-c', {child!r}])\n"
+        "child.wait()\n"
+    )
+    reader, writer = os.pipe()
+    process = subprocess.Popen([sys.executable, "-c", parent], stdout=writer)
+    os.close(writer)
+    with os.fdopen(reader) as output:
+        assert output.readline() == "up\n"
+        process.kill()
+        process.wait()
+        # The pipe closes when the last process that holds it, the child, is gone.
+        assert output.read() == ""
+
+
+def test_a_child_whose_parent_is_gone_already_does_not_start() -> None:
+    code = "from chairlift.runtime.process import die_with_parent; die_with_parent()"
+    environ = os.environ | {"CHAIRLIFT_PARENT_PID": "1"}
+    ended = subprocess.run([sys.executable, "-c", code], env=environ, timeout=30, check=False, capture_output=True)
+    assert ended.returncode == 1
+    assert b"parent" in ended.stderr
+
+
+def test_epochs_do_not_repeat() -> None:
+    assert len({new_epoch() for _ in range(1000)}) == 1000
