@@ -1,0 +1,43 @@
+"""The scheduler's knobs as the core sees them: whole numbers, durations in nanoseconds.
+
+Mirrors the scheduling part of the settings file; the shell converts. A config is replaced whole (ConfigChanged).
+"""
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+Count = Annotated[int, Meta(ge=1)]
+CountOrZero = Annotated[int, Meta(ge=0)]
+
+Batching = Literal["continuous", "static"]
+PolicyName = Literal["fcfs"]
+PreemptionMode = Literal["recompute"]
+
+PARTS_PER_MILLION = 1_000_000
+
+
+class SchedulingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Names as in the settings file and in the field; ``None`` takes what the worker's geometry allows."""
+
+    max_num_seqs: Count | None = None
+    max_num_batched_tokens: Count | None = None
+    long_prefill_token_threshold: CountOrZero = 0
+    watermark_ppm: CountOrZero = 10_000
+    """Millionths of all blocks that stay free when a waiting sequence boards."""
+    max_num_queued_reqs: Count = 10_000
+    max_num_queued_tokens: Count = 16_000_000
+    enable_chunked_prefill: bool = True
+    enable_prefix_caching: bool = True
+    share_prefix_across_tenants: bool = False
+    overlap: bool = True
+    batching: Batching = "continuous"
+    static_batch_size: Count | None = None
+    static_batch_wait_ns: CountOrZero = 50_000_000
+    policy: PolicyName = "fcfs"
+    preemption: PreemptionMode = "recompute"
+    max_head_bypass_ns: CountOrZero = 1_000_000_000
+    gateway_loss_grace_ns: CountOrZero = 60_000_000_000
+    worker_restart_grace_ns: CountOrZero = 120_000_000_000
+    max_ended_requests_kept: CountOrZero = 1000
