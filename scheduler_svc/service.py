@@ -1,0 +1,200 @@
+"""The scheduler process: two sockets, one clock, one loop around the core.
+
+Each wake hands the core everything that has arrived, then one Tick, which plans. A plan leaves before what is emitted
+to gateways, so that the device waits for as little Python as possible.
+"""
+
+import gc
+import secrets
+import time
+
+import msgspec
+import structlog
+import zmq
+
+from chairlift.ipc import device, front
+from chairlift.runtime import sockets
+from chairlift.runtime.probes import ProbeServer, ProcessState
+from chairlift.runtime.process import StopSignal, new_epoch
+from chairlift.runtime.settings import IpcSettings, Settings
+from scheduler_svc.config import scheduling_config
+from scheduler_svc.core import effects, events
+from scheduler_svc.core.core import Core
+from scheduler_svc.gateway_link import GatewayLink, OperatorCommand, ReplicaFacts
+from scheduler_svc.peers import RouterLink
+from scheduler_svc.worker_link import WorkerLink
+
+_NS = 1_000_000_000
+_DRAIN_GRACE_NS = 2 * _NS
+"""What the core gets, beyond the drain's own deadline, to end everything."""
+
+
+_LINGER_MS = 500
+"""How long the last messages (ends of streams) may take to leave after the loop has ended."""
+
+
+class SchedulerService:
+    """Builds the process from its settings, runs it, and takes it down. Main thread only."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Binds both endpoints. Raises EndpointError, or OSError when the probe's port is taken."""
+        self._settings = settings
+        self._log = structlog.get_logger()
+        self._epoch = new_epoch()
+        self._heartbeat_ns = round(settings.ipc.heartbeat_interval_s * _NS)
+        self._core = Core(scheduling_config(settings.scheduler), secrets.token_bytes(16), self._epoch)
+        self._context = zmq.Context()
+        self._poller = zmq.Poller()
+        try:
+            self._gateways, self._workers = self._bind(settings.ipc)
+            self.state = ProcessState()
+            self.state.set_ready(False, "no worker yet")
+            listen = settings.scheduler.metrics_listen
+            self._probes = ProbeServer(listen, self.state) if listen else None
+        except (sockets.EndpointError, OSError):
+            self._context.destroy(linger=0)
+            raise
+        self._wake_at: int | None = None
+        self._next_beat = 0
+
+    def _bind(self, ipc: IpcSettings) -> tuple[GatewayLink, WorkerLink]:
+        gateway_socket = sockets.bind_router(self._context, sockets.gateway_endpoint(ipc), ipc)
+        worker_socket = sockets.bind_router(self._context, sockets.worker_endpoint(ipc), ipc)
+        for socket in (gateway_socket, worker_socket):
+            self._poller.register(socket, zmq.POLLIN)
+        timeout_ns = round(ipc.heartbeat_timeout_s * _NS)
+        limit = ipc.max_message_bytes
+        to_gateways = RouterLink(
+            "gateway", gateway_socket, front.to_scheduler_codec(limit), front.to_gateway_codec(limit)
+        )
+        to_workers = RouterLink(
+            "worker", worker_socket, device.to_scheduler_codec(limit), device.to_worker_codec(limit)
+        )
+        return (
+            GatewayLink(to_gateways, self._facts(), timeout_ns),
+            WorkerLink(to_workers, self._epoch, timeout_ns),
+        )
+
+    def run(self, stop: StopSignal) -> None:
+        """Serves until `stop` is requested, then drains within `scheduler.drain_timeout_s`."""
+        self._poller.register(stop.fileno(), zmq.POLLIN)
+        self._log.info("scheduler_started", replica_id=self._settings.scheduler.replica_id, epoch=self._epoch)
+        # Everything alive now stays: later collections need not look at it.
+        gc.collect()
+        gc.freeze()
+        deadline: int | None = None
+        while True:
+            self._poller.poll(self._poll_timeout_ms())
+            now = time.monotonic_ns()
+            self._turn(now)
+            if stop.requested:
+                if deadline is None:
+                    self._poller.unregister(stop.fileno())
+                    deadline = now + self._begin_drain(now)
+                if now >= deadline or self._core.is_idle:
+                    break
+        self._log.info("scheduler_stopped")
+
+    @property
+    def probe_port(self) -> int | None:
+        """Port of the probes; None where they are switched off."""
+        return self._probes.port if self._probes is not None else None
+
+    def close(self) -> None:
+        """Frees sockets, their files and the probe's port."""
+        if self._probes is not None:
+            self._probes.close()
+        self._context.destroy(linger=_LINGER_MS)
+
+    # ---- one wake ----
+
+    def _turn(self, now: int) -> None:
+        if self._wake_at is not None and now >= self._wake_at:
+            self._wake_at = None
+        arrived = self._workers.receive(now)
+        from_gateways = self._gateways.receive(now)
+        arrived += self._workers.expire(now)
+        done: list[effects.Effect] = []
+        for event in arrived:
+            done += self._core.handle(event, now)
+        for item in from_gateways:
+            if isinstance(item, OperatorCommand):
+                done += self._carry_out(item, now)
+            else:
+                done += self._core.handle(item, now)
+        for event in self._gateways.expire(now):
+            done += self._core.handle(event, now)
+        done += self._core.handle(events.Tick(), now)
+        self._apply(done, now)
+        self._announce()
+        self._beat(now)
+        self.state.turned()
+
+    def _apply(self, done: list[effects.Effect], now: int) -> None:
+        lost: list[events.Event] = []
+        for effect in done:
+            if isinstance(effect, effects.SendPlan):
+                lost += self._workers.send_plan(effect.plan)
+        for effect in done:
+            match effect:
+                case effects.Emit(gateway, message):
+                    self._gateways.send(gateway, message)
+                case effects.WakeAt(at_ns):
+                    self._wake_at = at_ns
+                case effects.SendPlan():
+                    pass
+        for event in lost:
+            self._apply(self._core.handle(event, now), now)
+
+    def _poll_timeout_ms(self) -> int:
+        until = self._next_beat if self._wake_at is None else min(self._next_beat, self._wake_at)
+        # Rounded up: a wake before its time would find nothing due and spin.
+        return max(0, -((time.monotonic_ns() - until) // 1_000_000))
+
+    def _beat(self, now: int) -> None:
+        if now >= self._next_beat:
+            self._next_beat = now + self._heartbeat_ns
+            self._workers.beat()
+            self._gateways.broadcast(front.ReplicaBeat(self._epoch, self._load()))
+
+    # ---- operator, drain, readiness ----
+
+    def _carry_out(self, command: OperatorCommand, now: int) -> list[effects.Effect]:
+        message, done = command.message, list[effects.Effect]()
+        match message:
+            case front.DrainCommand():
+                done = self._core.handle(events.Drain(message.undrain, message.deadline_in_ns), now)
+                self._log.info("drain_changed", draining=self._core.is_draining)
+            case front.FlushPrefixCacheCommand():
+                done = self._core.handle(events.FlushPrefixCache(), now)
+            case front.LoadQuery():
+                pass
+        core = self._core
+        reply = front.LoadReply(message.query, self._epoch, core.is_ready, core.is_draining, self._load())
+        return [*done, effects.Emit(command.gateway, reply)]
+
+    def _begin_drain(self, now: int) -> int:
+        timeout_ns = round(self._settings.scheduler.drain_timeout_s * _NS)
+        load = self._core.load()
+        self._log.info("scheduler_draining", running=load.running, waiting=load.waiting)
+        self._apply(self._core.handle(events.Drain(deadline_in_ns=timeout_ns), now), now)
+        self._announce()
+        return timeout_ns + _DRAIN_GRACE_NS
+
+    def _load(self) -> front.Load:
+        return msgspec.structs.replace(self._core.load(), attached_gateways=self._gateways.num_gateways)
+
+    def _announce(self) -> None:
+        """Tells gateways and probes when readiness, draining or the model has changed."""
+        self._gateways.update(self._facts())
+        if self._core.is_draining:
+            self.state.set_ready(False, "draining")
+        elif self._core.is_ready:
+            self.state.set_ready(True)
+        else:
+            self.state.set_ready(False, "no worker")
+
+    def _facts(self) -> ReplicaFacts:
+        core = self._core
+        replica_id = self._settings.scheduler.replica_id
+        return ReplicaFacts(replica_id, self._epoch, core.limits(), core.is_ready, core.is_draining, core.model)

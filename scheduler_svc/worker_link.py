@@ -1,0 +1,154 @@
+"""Workers as the scheduler sees them: one group of ranks at a time, up or lost, and the plans that go to it.
+
+A group is up when all its ranks have greeted with the same epoch and geometry. A rank that is silent for too long, or
+greets in a new life, loses the whole group: a tensor-parallel group has no smaller half.
+"""
+
+import msgspec
+import structlog
+
+from chairlift.ipc import device
+from chairlift.ipc.common import (
+    PROTOCOL_MAJOR,
+    PROTOCOL_MINOR,
+    HelloRefused,
+    HelloWanted,
+    Reason,
+    is_compatible,
+)
+from scheduler_svc.core import events
+from scheduler_svc.peers import RouterLink
+
+
+class Rank(msgspec.Struct):
+    """One worker process that has greeted."""
+
+    identity: bytes
+    hello: device.WorkerHello
+    last_seen: int
+    busy_ns: int = 0
+
+
+class WorkerLink:
+    """Owns the table of ranks. Not thread-safe."""
+
+    def __init__(self, link: RouterLink[device.ToScheduler, device.ToWorker], epoch: int, timeout_ns: int) -> None:
+        self._link = link
+        self._epoch = epoch
+        self._timeout_ns = timeout_ns
+        self._ranks: dict[int, Rank] = {}
+        self._up: int | None = None
+        self._log = structlog.get_logger()
+
+    @property
+    def geometry(self) -> device.Geometry | None:
+        """Of the group that is up."""
+        return self._ranks[0].hello.geometry if self._up is not None else None
+
+    @property
+    def busy_ns(self) -> int:
+        """How long the slowest rank's current step has been running, at its last beat."""
+        return max((rank.busy_ns for rank in self._ranks.values()), default=0)
+
+    def receive(self, now: int) -> list[events.Event]:
+        """What workers sent, as events, in order; never raises for what a peer sends."""
+        received: list[events.Event] = []
+        for identity, message in self._link.drain():
+            if isinstance(message, device.WorkerHello):
+                received += self._greet(identity, message, now)
+                continue
+            if isinstance(message, device.WorkerBeat):
+                self._note_beat(identity, message, now)
+                continue
+            rank = next((r for r in self._ranks.values() if r.identity == identity), None)
+            if rank is None or message.worker_epoch != rank.hello.worker_epoch:
+                self._link.send(identity, HelloWanted(self._epoch))
+                continue
+            rank.last_seen = now
+            if isinstance(message, device.WorkerBye):
+                received += self._lose("ended")
+            elif rank.hello.rank == 0 and self._up is not None:
+                received.append(_to_event(message))
+        return received
+
+    def expire(self, now: int) -> list[events.Event]:
+        """The loss of the group when one of its ranks has been silent too long."""
+        silent = [number for number, rank in self._ranks.items() if now - rank.last_seen > self._timeout_ns]
+        return self._lose(f"rank {silent[0]} is silent") if silent else []
+
+    def send_plan(self, plan: device.Plan) -> list[events.Event]:
+        """Sends a plan to every rank; the group's loss where one cannot take it."""
+        frame = self._link.encode(plan)
+        for rank in list(self._ranks.values()):
+            if not self._link.send_encoded(rank.identity, frame):
+                return self._lose(f"rank {rank.hello.rank} does not take plans")
+        return []
+
+    def beat(self) -> None:
+        """Tells every rank that this scheduler lives."""
+        frame = self._link.encode(device.SchedulerBeat(self._epoch))
+        for rank in self._ranks.values():
+            self._link.send_encoded(rank.identity, frame)
+
+    def _note_beat(self, identity: bytes, beat: device.WorkerBeat, now: int) -> None:
+        # Beats come on a socket of their own, so the rank is found by what it says, not by who sends.
+        rank = self._ranks.get(beat.rank)
+        if rank is None or rank.hello.worker_epoch != beat.worker_epoch:
+            self._link.send(identity.removesuffix(device.BEAT_SUFFIX), HelloWanted(self._epoch))
+            return
+        rank.last_seen, rank.busy_ns = now, beat.busy_ns
+
+    def _greet(self, identity: bytes, hello: device.WorkerHello, now: int) -> list[events.Event]:
+        refusal = self._refusal(hello)
+        if refusal is not None:
+            self._link.send(identity, refusal)
+            self._log.warning("worker_refused", rank=hello.rank, reason=refusal.message)
+            return []
+        lost: list[events.Event] = []
+        others = [rank for rank in self._ranks.values() if rank.hello.rank != hello.rank]
+        newer_life = any(rank.hello.worker_epoch != hello.worker_epoch for rank in others)
+        if hello.rank in self._ranks or newer_life:
+            lost = self._lose("greeted again")
+        self._ranks[hello.rank] = Rank(identity, hello, now)
+        greeting = device.SchedulerGreeting(PROTOCOL_MAJOR, PROTOCOL_MINOR, self._link.tags, self._epoch)
+        self._link.send(identity, greeting)
+        if len(self._ranks) < hello.world_size:
+            return lost
+        self._up = hello.worker_epoch
+        geometry = hello.geometry
+        self._log.info("worker_up", worker_epoch=self._up, ranks=hello.world_size, kv_blocks=geometry.num_blocks)
+        return [*lost, events.WorkerUp(hello.worker_epoch, geometry)]
+
+    def _refusal(self, hello: device.WorkerHello) -> HelloRefused | None:
+        if not is_compatible(hello.major):
+            message = f"worker speaks protocol {hello.major}.{hello.minor}, this scheduler {PROTOCOL_MAJOR}.x"
+            return HelloRefused(Reason.VERSION_MISMATCH, message)
+        geometry = hello.geometry
+        if not 0 <= hello.rank < hello.world_size or min(geometry.num_blocks, geometry.block_size) < 1:
+            return HelloRefused(Reason.GEOMETRY_MISMATCH, "rank, number of blocks or block size out of range")
+        for rank in self._ranks.values():
+            if rank.hello.worker_epoch != hello.worker_epoch or rank.hello.rank == hello.rank:
+                continue
+            differing = device.geometry_differences(rank.hello.geometry, geometry)
+            if differing or rank.hello.world_size != hello.world_size:
+                message = f"rank {hello.rank} differs from rank {rank.hello.rank} in {differing or ['world_size']}"
+                return HelloRefused(Reason.GEOMETRY_MISMATCH, message)
+        return None
+
+    def _lose(self, reason: str) -> list[events.Event]:
+        self._ranks.clear()
+        if self._up is None:
+            return []
+        epoch, self._up = self._up, None
+        self._log.warning("worker_lost", worker_epoch=epoch, reason=reason)
+        return [events.WorkerLost(epoch)]
+
+
+def _to_event(message: device.StepDone | device.StepFailed | device.NeedSnapshot) -> events.Event:
+    match message:
+        case device.StepDone():
+            return events.StepDone(message)
+        case device.StepFailed():
+            return events.StepFailed(message)
+        case device.NeedSnapshot():
+            return events.SnapshotNeeded(message)

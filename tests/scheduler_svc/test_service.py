@@ -1,0 +1,235 @@
+"""The scheduler's shell over real sockets: handshakes, lost peers, malformed frames, drain."""
+
+import random
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from chairlift.ipc import device, front
+from chairlift.ipc.common import FinishReason, HelloRefused, HelloWanted, Reason
+from chairlift.ipc.tokens import unpack_u32, unpack_u64
+from chairlift.runtime import sockets
+from chairlift.runtime.settings import SchedulerSettings, Settings
+from scheduler_svc.config import scheduling_config
+from scheduler_svc.core.config import SchedulingConfig
+from scheduler_svc.service import SchedulerService
+
+New = Callable[..., Any]
+
+
+def _ready(port: int) -> int:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=10) as response:
+            return int(response.status)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code
+
+
+def test_a_request_goes_through(start: New, new_gateway: New, new_worker: New) -> None:
+    start()
+    gateway, worker = new_gateway(), new_worker()
+    worker.greet()
+    assert isinstance(worker.receive(), device.SchedulerGreeting)
+    gateway.greet()
+    hello = gateway.receive(front.SchedulerHello)
+    assert (hello.ready, hello.model.model, hello.limits.max_num_seqs) == (True, "tiny", 8)
+    gateway.submit(256)
+    assert gateway.receive(front.Accepted, front.Refused).handle == 256
+    offsets: list[int] = []
+    while len(offsets) < 4:
+        worker.step()
+        deltas = gateway.receive(front.Deltas)
+        assert list(unpack_u64(deltas.handles)) == [256]
+        assert list(unpack_u32(deltas.tokens)) == [11]
+        offsets += unpack_u32(deltas.offsets)
+    finished = gateway.receive(front.Finished)
+    assert offsets == [0, 1, 2, 3]
+    assert (finished.reason, finished.num_tokens, finished.request_ended) == (FinishReason.LENGTH, 4, True)
+
+
+def test_readiness_follows_the_worker(start: New, new_gateway: New, new_worker: New) -> None:
+    service, _, _ = start()
+    port = service.probe_port
+    assert _ready(port) == 503
+    gateway = new_gateway()
+    gateway.greet()
+    assert gateway.receive(front.SchedulerHello).ready is False
+    worker = new_worker()
+    worker.greet()
+    assert gateway.receive(front.ReplicaState).ready is True
+    assert _ready(port) == 200
+
+
+def test_a_silent_worker_is_lost_and_its_work_planned_anew(start: New, new_gateway: New, new_worker: New) -> None:
+    """vllm#39863: a worker that dies goes unseen. Here its riders board again on the next one, from where they were."""
+    start()
+    gateway, worker = new_gateway(), new_worker()
+    worker.greet()
+    gateway.greet()
+    gateway.submit(256)
+    worker.step(token=21)
+    first = gateway.receive(front.Deltas)
+    worker.close()
+    successor = new_worker(epoch=8)
+    successor.greet()
+    plan = successor.step(token=22)
+    assert plan.reset
+    assert list(unpack_u32(plan.boarded[0].tokens)) == [5, 6, 7, 21]
+    second = gateway.receive(front.Deltas)
+    assert [*unpack_u32(first.offsets), *unpack_u32(second.offsets)] == [0, 1]
+
+
+def test_strangers_are_asked_to_greet(start: New, new_gateway: New, new_worker: New) -> None:
+    start()
+    gateway, worker = new_gateway(), new_worker()
+    gateway.send(front.LoadQuery(1))
+    assert isinstance(gateway.receive(), HelloWanted)
+    worker.send(device.NeedSnapshot(7, 1))
+    assert isinstance(worker.receive(), HelloWanted)
+
+
+def test_other_major_versions_and_other_models_are_refused(start: New, new_gateway: New, new_worker: New) -> None:
+    start()
+    gateway, worker = new_gateway(), new_worker()
+    worker.greet(major=99)
+    assert worker.receive(HelloRefused).reason == Reason.VERSION_MISMATCH
+    gateway.greet(major=99)
+    assert gateway.receive(HelloRefused).reason == Reason.VERSION_MISMATCH
+    worker.greet(geometry=msgspec.structs.replace(worker_geometry(), num_blocks=0))
+    assert worker.receive(HelloRefused).reason == Reason.GEOMETRY_MISMATCH
+    gateway.greet(fingerprint="other")
+    gateway.receive(front.SchedulerHello)
+    worker.greet()
+    assert gateway.receive(HelloRefused).reason == Reason.FINGERPRINT_MISMATCH
+    gateway.greet(fingerprint="other")
+    assert gateway.receive(HelloRefused).reason == Reason.FINGERPRINT_MISMATCH
+
+
+def worker_geometry() -> device.Geometry:
+    return device.Geometry("tiny", "f00d", 1000, 256, (2,), 16, 64, 0, 8, 256, 1024, "float32")
+
+
+def test_malformed_frames_do_no_harm(start: New, new_gateway: New, new_worker: New) -> None:
+    """5,000 mutants of valid frames on both sockets; the stream beside them goes on."""
+    start()
+    gateway, worker = new_gateway(), new_worker()
+    worker.greet()
+    gateway.greet()
+    gateway.submit(256, max_tokens=2)
+    bad_gateway, bad_worker = new_gateway(name="bad"), new_worker(epoch=9, name=b"worker-bad")
+    bad_gateway.greet()
+    rng = random.Random(3)
+    encode = msgspec.msgpack.encode
+    frames = [encode(front.Submit(512, "t", "x", bytes(16), b"\1\0\0\0")), encode(front.Attach(1, "t", "x"))]
+    for _ in range(2500):
+        for peer, frame in ((bad_gateway, rng.choice(frames)), (bad_worker, encode(device.StepDone(9, 1, b"")))):
+            mutant = bytearray(frame)
+            for _ in range(rng.randrange(1, 4)):
+                mutant[rng.randrange(len(mutant))] = rng.randrange(256)
+            peer.socket.send(bytes(mutant))
+    bad_gateway.socket.send_multipart([b"two", b"frames"])
+    gateway.send(front.LoadQuery(1))
+    assert gateway.receive(front.LoadReply).query == 1
+    worker.step()
+    assert gateway.receive(front.Deltas)
+
+
+def test_a_gateway_that_greets_again_starts_anew(start: New, new_gateway: New, new_worker: New) -> None:
+    """A reconnect may have lost messages: the old attachment ends, and a new one gets everything from the start."""
+    start()
+    gateway, worker = new_gateway(), new_worker()
+    worker.greet()
+    gateway.greet()
+    gateway.submit(256)
+    worker.step(token=30)
+    gateway.receive(front.Deltas)
+    gateway.greet()
+    gateway.receive(front.SchedulerHello)
+    gateway.send(front.Attach(512, "t", "r256"))
+    attached = gateway.receive(front.Attached, front.Refused)
+    assert attached.handle == 512
+    assert list(unpack_u32(attached.outputs[0])) == [30]
+    worker.step(token=31)
+    assert list(unpack_u64(gateway.receive(front.Deltas).handles)) == [512]
+
+
+def test_drain_finishes_what_runs_and_refuses_what_comes(start: New, new_gateway: New, new_worker: New) -> None:
+    _, stop, thread = start()
+    gateway, worker = new_gateway(), new_worker()
+    worker.greet()
+    gateway.greet()
+    gateway.submit(256, max_tokens=3)
+    worker.step()
+    gateway.receive(front.Deltas)
+    stop.request()
+    assert gateway.receive(front.ReplicaState).draining is True
+    gateway.submit(512)
+    refused = gateway.receive(front.Refused)
+    assert (refused.handle, refused.reason) == (512, Reason.DRAINING)
+    worker.step()
+    worker.step()
+    assert gateway.receive(front.Finished).reason == FinishReason.LENGTH
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+def test_operator_commands_are_answered_by_the_cores_counts(start: New, new_gateway: New, new_worker: New) -> None:
+    start()
+    gateway, worker = new_gateway(), new_worker()
+    worker.greet()
+    gateway.greet()
+    gateway.submit(256)
+    worker.step()
+    gateway.receive(front.Deltas)
+    gateway.send(front.LoadQuery(1))
+    load = gateway.receive(front.LoadReply).load
+    assert (load.running, load.blocks_used, load.blocks_total, load.attached_gateways) == (1, 1, 64, 1)
+    gateway.send(front.DrainCommand(2))
+    assert gateway.receive(front.LoadReply).draining is True
+    gateway.send(front.DrainCommand(3, undrain=True))
+    assert gateway.receive(front.LoadReply).draining is False
+    gateway.send(front.FlushPrefixCacheCommand(4))
+    assert gateway.receive(front.LoadReply).query == 4
+
+
+def test_both_endpoints_are_private_files_and_go_with_the_process(start: New, settings: Settings) -> None:
+    service, stop, thread = start()
+    folder = sockets.run_dir(settings.ipc)
+    assert sorted(path.name for path in folder.iterdir()) == ["gateway.sock", "worker.sock"]
+    stop.request()
+    thread.join(20)
+    service.close()
+    assert list(folder.iterdir()) == []
+
+
+def test_every_knob_of_the_settings_reaches_the_core() -> None:
+    """A knob that the settings file offers and the core never sees would be a lie."""
+    only_shell = {"replica_id", "metrics_listen", "drain_timeout_s", "block_size"}
+    renamed = {"watermark": "watermark_ppm"}
+    for name in set(SchedulerSettings.__struct_fields__) - only_shell:
+        knob = renamed.get(name, name)
+        for suffix in ("_s", "_ms"):
+            knob = knob.removesuffix(suffix) + "_ns" if knob.endswith(suffix) else knob
+        assert knob in SchedulingConfig.__struct_fields__
+    config = scheduling_config(SchedulerSettings(watermark=0.25, static_batch_wait_ms=2.0, gateway_loss_grace_s=3.0))
+    assert (config.watermark_ppm, config.static_batch_wait_ns, config.gateway_loss_grace_ns) == (
+        250_000,
+        2_000_000,
+        3_000_000_000,
+    )
+
+
+def test_defaults_agree_with_the_cores() -> None:
+    assert scheduling_config(SchedulerSettings()) == SchedulingConfig()
+
+
+@pytest.mark.parametrize("section", ["gateway_endpoint", "worker_endpoint"])
+def test_an_endpoint_that_cannot_be_bound_is_a_clear_error(settings: Settings, section: str) -> None:
+    ipc = msgspec.structs.replace(settings.ipc, **{section: "ipc:///no/such/folder/x.sock"})
+    with pytest.raises(sockets.EndpointError, match="no/such/folder"):
+        SchedulerService(msgspec.structs.replace(settings, ipc=ipc))
