@@ -1,0 +1,96 @@
+"""The supervisor with stand-in children: order, restarts, giving up, ends that a restart does not help."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from chairlift.runtime.settings import SupervisorSettings
+from deploy.launcher.supervisor import StackError, Supervisor
+
+SETTINGS = SupervisorSettings(max_restarts=2, restart_backoff_s=0.0, start_timeout_s=60.0)
+
+
+@asynccontextmanager
+async def supervised(stand_ins: Any, *specs: Any, settings: SupervisorSettings = SETTINGS) -> AsyncIterator[Supervisor]:
+    supervisor = Supervisor(specs, settings, stand_ins.progress)
+    try:
+        yield supervisor
+    finally:
+        await supervisor.stop()
+    assert stand_ins.alive() == []
+
+
+async def test_stages_start_and_stop_in_their_order(stand_ins: Any) -> None:
+    specs = [
+        stand_ins.spec("gateway", start_stage=1, stop_stage=0),
+        stand_ins.spec("scheduler", start_stage=0, stop_stage=1),
+        stand_ins.spec("worker", start_stage=0, stop_stage=2),
+    ]
+    async with supervised(stand_ins, *specs) as supervisor:
+        await supervisor.start()
+    events = stand_ins.events()
+    assert sorted(events[:2]) == ["scheduler start", "worker start"]
+    assert events[2:] == ["gateway start", "gateway end", "scheduler end", "worker end"]
+
+
+async def test_child_that_dies_is_started_again(stand_ins: Any) -> None:
+    async with supervised(stand_ins, stand_ins.spec("worker", "crash-once")) as supervisor:
+        await supervisor.start()
+        assert stand_ins.events() == ["worker start", "worker start"]
+    assert "worker: killed by SIGKILL; restart in 0 s" in stand_ins.output.getvalue()
+
+
+async def test_ready_child_that_is_killed_is_started_again(stand_ins: Any, wait_until: Callable[..., None]) -> None:
+    async with supervised(stand_ins, stand_ins.spec("worker"), stand_ins.spec("scheduler")) as supervisor:
+        await supervisor.start()
+        victim = stand_ins.pids()[stand_ins.events().index("worker start")]
+        os.kill(victim, signal.SIGKILL)
+        await asyncio.to_thread(wait_until, lambda: stand_ins.events().count("worker start") == 2, "a restart")
+        assert stand_ins.events().count("scheduler start") == 1
+
+
+async def test_crash_loop_gives_up_loudly(stand_ins: Any) -> None:
+    async with supervised(stand_ins, stand_ins.spec("worker", "crash"), stand_ins.spec("scheduler")) as supervisor:
+        with pytest.raises(StackError, match="after 2 restarts within 120 s: giving up") as caught:
+            await supervisor.start()
+        assert caught.value.exit_code == 1
+        assert stand_ins.events().count("worker start") == 3
+
+
+@pytest.mark.parametrize("code", [2, 3])
+async def test_settings_or_model_error_ends_with_its_code_and_no_restart(stand_ins: Any, code: int) -> None:
+    """A model that cannot be loaded must not be loaded five times, and no gateway may open a port for it."""
+    specs = [stand_ins.spec("gateway", start_stage=1), stand_ins.spec("worker", f"exit:{code}")]
+    async with supervised(stand_ins, *specs) as supervisor:
+        with pytest.raises(StackError, match=f"worker exited with code {code}") as caught:
+            await supervisor.start()
+        assert caught.value.exit_code == code
+    assert stand_ins.events() == ["worker start"]
+
+
+async def test_child_that_never_becomes_ready_is_named_at_the_time_out(stand_ins: Any) -> None:
+    impatient = SupervisorSettings(start_timeout_s=2.0)
+    specs = [stand_ins.spec("scheduler"), stand_ins.spec("worker", "loading")]
+    async with supervised(stand_ins, *specs, settings=impatient) as supervisor:
+        with pytest.raises(StackError, match=r"not ready within 2 s \(supervisor.start_timeout_s\): worker$"):
+            await supervisor.start()
+    assert "worker: loading weights (" in stand_ins.output.getvalue()
+
+
+async def test_child_that_does_not_drain_is_killed_after_its_time(stand_ins: Any) -> None:
+    async with supervised(stand_ins, stand_ins.spec("worker", "stubborn", stop_timeout_s=0.1)) as supervisor:
+        await supervisor.start()
+    assert "worker: did not end within 0.1 s; killed" in stand_ins.output.getvalue()
+
+
+async def test_what_a_child_started_ends_with_it(stand_ins: Any, wait_until: Callable[..., None]) -> None:
+    supervisor = Supervisor([stand_ins.spec("worker", "family")], SETTINGS, stand_ins.progress)
+    await supervisor.start()
+    assert len(stand_ins.alive()) == 2
+    await supervisor.stop()
+    wait_until(lambda: stand_ins.alive() == [], "the end of the child's own child")
