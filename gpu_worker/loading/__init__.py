@@ -1,0 +1,1 @@
+"""Reads a model's configuration and weights from disk. Owns every file format; knows nothing of how a model runs."""
