@@ -12,6 +12,7 @@
 #include <cstring>
 
 #define CL_INLINE __attribute__((always_inline)) inline
+#define CL_LAMBDA_INLINE __attribute__((always_inline))
 
 namespace cl {
 
@@ -89,6 +90,12 @@ CL_INLINE VI load_lanes(const void* p, int n) {  // first n dwords, rest 0
 // (a0 b0 a1 b1 ...) of 16-bit items, the two halves of every 128-bit lane apart: lanes of the results are permuted.
 CL_INLINE VI zip_lo16(VI a, VI b) { return _mm512_unpacklo_epi16(a, b); }
 CL_INLINE VI zip_hi16(VI a, VI b) { return _mm512_unpackhi_epi16(a, b); }
+// Puts lanes that came from zip_lo16 and zip_hi16 back in order.
+CL_INLINE void unzip_lanes(VF lo, VF hi, VF* first, VF* second) {
+  const VI i = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+  *first = _mm512_permutex2var_ps(lo, i, hi);
+  *second = _mm512_permutex2var_ps(lo, add_i(i, set1_i(8)), hi);
+}
 
 #elif defined(__AVX2__) && defined(__FMA__)
 
@@ -156,6 +163,10 @@ CL_INLINE VI load_lanes(const void* p, int n) {
 }
 CL_INLINE VI zip_lo16(VI a, VI b) { return _mm256_unpacklo_epi16(a, b); }
 CL_INLINE VI zip_hi16(VI a, VI b) { return _mm256_unpackhi_epi16(a, b); }
+CL_INLINE void unzip_lanes(VF lo, VF hi, VF* first, VF* second) {
+  *first = _mm256_permute2f128_ps(lo, hi, 0x20);
+  *second = _mm256_permute2f128_ps(lo, hi, 0x31);
+}
 
 #else
 #error "AVX2 with FMA is the least that these kernels are written for"

@@ -1,0 +1,104 @@
+"""Finds the compiled kernels for this machine, and declares their C functions to ctypes.
+
+The packaged library is taken where there is one, else one is compiled into the user's cache.
+"""
+
+import ctypes
+from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
+from pathlib import Path
+
+from gpu_worker.kernels.cpu.build import PACKAGED_FOLDER, BuildError, cached_library, library_name
+from gpu_worker.kernels.cpu.instruction_sets import InstructionSet, usable_instruction_sets
+
+
+class KernelsUnavailableError(RuntimeError):
+    """No native kernels on this machine. The message says why in one line."""
+
+
+class AttentionShape(ctypes.Structure):
+    """As `AttentionShape` in attention.h."""
+
+    _fields_ = (
+        ("num_heads", c_int32),
+        ("num_kv_heads", c_int32),
+        ("head_dim", c_int32),
+        ("block_size", c_int32),
+        ("scale", c_float),
+        ("window", c_int32),
+    )
+
+
+class RotaryCall(ctypes.Structure):
+    """As `RotaryCall` in rotary.h, its shape first."""
+
+    _fields_ = (
+        ("num_heads", c_int32),
+        ("num_kv_heads", c_int32),
+        ("head_dim", c_int32),
+        ("block_size", c_int32),
+        ("norm_eps", c_float),
+        ("cos_sin", c_void_p),
+        ("positions", c_void_p),
+        ("blocks", c_void_p),
+        ("offsets", c_void_p),
+        ("q_norm", c_void_p),
+        ("k_norm", c_void_p),
+        ("k_pages", c_void_p),
+        ("v_pages", c_void_p),
+    )
+
+
+_P, _I, _L, _F = c_void_p, c_int32, c_int64, c_float
+_SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
+    "chairlift_pool_create": (_P, (_I, _L)),
+    "chairlift_pool_destroy": (None, (_P,)),
+    "chairlift_attention": (_I, (_P, _I, POINTER(AttentionShape), _P, _L, _P, _P, _P, _L, _P, _P, _I, _P, _L)),
+    "chairlift_rms_norm": (None, (_P, _I, _P, _P, _P, _P, _L, _I, _F)),
+    "chairlift_silu_mul": (None, (_P, _I, _P, _P, _L, _I)),
+    "chairlift_rotate_and_store": (None, (_P, _I, POINTER(RotaryCall), _P, _P, _L)),
+}
+
+
+class Library:
+    """The C functions of one build."""
+
+    def __init__(self, path: Path, instruction_set: str) -> None:
+        self.path = path
+        self.instruction_set = instruction_set
+        self._functions = ctypes.CDLL(str(path))
+        for name, (result, arguments) in _SIGNATURES.items():
+            function = getattr(self._functions, name)
+            function.restype = result
+            function.argtypes = arguments
+            setattr(self, name.removeprefix("chairlift_"), function)
+
+    def __getattr__(self, name: str) -> "ctypes._NamedFuncPointer":
+        raise AttributeError(f"{self.path.name} has no function chairlift_{name}")
+
+
+def load_library(instruction_set: str | None = None) -> Library:
+    """The best library that this machine runs, or the one named. Compiles it where need be (a few seconds, once).
+
+    Raises KernelsUnavailableError.
+    """
+    usable = usable_instruction_sets()
+    if instruction_set is not None:
+        usable = tuple(each for each in usable if each.name == instruction_set)
+    if not usable:
+        raise KernelsUnavailableError(
+            "native kernels need Linux on x86-64 with AVX2"
+            if instruction_set is None
+            else f"this machine has no instruction set {instruction_set}"
+        )
+    best = usable[0]
+    try:
+        return Library(_find(best), best.name)
+    except BuildError as error:
+        raise KernelsUnavailableError(f"native kernels cannot be compiled: {error}") from None
+    except OSError as error:
+        raise KernelsUnavailableError(f"native kernels cannot be loaded: {error}") from None
+
+
+def _find(wanted: InstructionSet) -> Path:
+    packaged = PACKAGED_FOLDER / library_name(wanted.name, wanted.compiler_flags)
+    return packaged if packaged.exists() else cached_library(wanted.name, wanted.compiler_flags)

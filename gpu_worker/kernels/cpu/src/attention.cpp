@@ -1,0 +1,274 @@
+// Technique: flash decoding (Dao et al., 2023) over fixed splits of kSplitKeys keys at absolute positions. A query's
+// scores, weights and sums within a split, and the order in which splits are merged, depend on its own position only:
+// the bits of a row are the same in a decode and in any chunk of a prefill, alone and in any batch, and whether splits
+// were computed by one thread or several. Query heads of one KV head share its keys (GQA folding).
+//
+// No key past a tile's last position takes part: its score is overwritten and its value read as zero, since free pages
+// and tails of pages hold anything, NaN included.
+#include "attention.h"
+
+#include <algorithm>
+#include <limits>
+#include <type_traits>
+
+#include "attention_rows.h"
+
+namespace cl {
+namespace {
+
+constexpr float kLog2E = 1.44269504088896341f;
+constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
+constexpr int kTileRows = 64;  // query rows (tokens times heads of a KV head) of a tile, at least one token
+
+size_t aligned(size_t bytes) { return (bytes + 63) & ~size_t(63); }
+
+// What one thread needs for a tile of `rows` query rows.
+struct Scratch {
+  int32_t* keys;     // [kKeyChunks][units][16]
+  float* scores;     // [rows][kSplitKeys]
+  int32_t* weights;  // [rows][kSplitKeys / items]
+  int32_t* values;   // [kSplitKeys / items][padded_dim]
+  float* sums;       // [rows][padded_dim], of the split
+  float* merged;     // [rows][padded_dim]
+  float* highs;      // [rows] largest score of the split, then of all
+  float* totals;
+  float* merged_highs;
+  float* merged_totals;
+  const char** q;    // [rows]
+
+  static size_t layout(char* base, int rows, int units, int dim, Scratch* s) {
+    size_t used = 0;
+    const auto take = [&](size_t bytes) {
+      char* at = base + used;
+      used += aligned(bytes);
+      return at;
+    };
+    s->keys = reinterpret_cast<int32_t*>(take(size_t(kKeyChunks) * units * 64));
+    s->scores = reinterpret_cast<float*>(take(size_t(rows) * kSplitKeys * 4));
+    s->weights = reinterpret_cast<int32_t*>(take(size_t(rows) * kSplitKeys * 4));
+    s->values = reinterpret_cast<int32_t*>(take(size_t(kSplitKeys) * dim * 4));
+    s->sums = reinterpret_cast<float*>(take(size_t(rows) * dim * 4));
+    s->merged = reinterpret_cast<float*>(take(size_t(rows) * dim * 4));
+    s->highs = reinterpret_cast<float*>(take(size_t(rows) * 4));
+    s->totals = reinterpret_cast<float*>(take(size_t(rows) * 4));
+    s->merged_highs = reinterpret_cast<float*>(take(size_t(rows) * 4));
+    s->merged_totals = reinterpret_cast<float*>(take(size_t(rows) * 4));
+    s->q = reinterpret_cast<const char**>(take(size_t(rows) * sizeof(char*)));
+    return used;
+  }
+};
+
+template <class Units>
+class TileAttention {
+  using Item = typename Units::Item;
+
+ public:
+  TileAttention(const AttentionCall& call, const QueryTile& tile, int kv_head, char* scratch)
+      : call_(call), shape_(call.shape), tile_(tile), kv_head_(kv_head) {
+    group_ = shape_.num_heads / shape_.num_kv_heads;
+    rows_ = tile.num_tokens * group_;
+    units_ = shape_.head_dim / Units::kItems;
+    dim_ = padded_dim(shape_.head_dim);
+    end_ = tile.first_position + tile.num_tokens;
+    begin_ = shape_.window ? std::max(0, tile.first_position - shape_.window + 1) : 0;
+    Scratch::layout(scratch, rows_, units_, dim_, &s_);
+    for (int r = 0; r < rows_; ++r) s_.q[r] = query(r);
+  }
+
+  static size_t scratch_bytes(const AttentionShape& shape, int max_tokens) {
+    Scratch unused;
+    const int rows = max_tokens * (shape.num_heads / shape.num_kv_heads);
+    return Scratch::layout(nullptr, rows, shape.head_dim / Units::kItems, padded_dim(shape.head_dim), &unused);
+  }
+
+  void run() {
+    std::fill_n(s_.merged_highs, rows_, kMinusInfinity);
+    for (int split = begin_ / kSplitKeys; split * kSplitKeys < end_; ++split) {
+      compute_split(split);
+      merge_split();
+    }
+    for (int r = 0; r < rows_; ++r) {
+      Item* out = static_cast<Item*>(call_.out) + int64_t(tile_.first_token + r / group_) * call_.out_stride +
+                  int64_t(kv_head_ * group_ + r % group_) * shape_.head_dim;
+      write_row(s_.merged + int64_t(r) * dim_, 1.0f / s_.merged_totals[r], shape_.head_dim, out);
+    }
+  }
+
+ private:
+  const char* query(int r) const {
+    return reinterpret_cast<const char*>(static_cast<const Item*>(call_.q) +
+                                         int64_t(tile_.first_token + r / group_) * call_.q_stride +
+                                         int64_t(kv_head_ * group_ + r % group_) * shape_.head_dim);
+  }
+
+  // Row `position` of this KV head in `pages`.
+  const Item* page_row(const void* pages, int position) const {
+    const int block_size = shape_.block_size;
+    const int64_t page = call_.block_tables[tile_.row * call_.table_stride + position / block_size];
+    const int64_t row = (page * shape_.num_kv_heads + kv_head_) * block_size + position % block_size;
+    return static_cast<const Item*>(pages) + row * shape_.head_dim;
+  }
+
+  void compute_split(int split) {
+    const int base = split * kSplitKeys;
+    const int from = std::max(base, begin_) / kChunkKeys * kChunkKeys;
+    const int to = std::min(base + kSplitKeys, end_);
+    for (int key = from; key < to; key += kChunkKeys) score_chunk(key, to, s_.scores + (key - base));
+    for (int r = 0; r < rows_; ++r) soften_row(r, base, from, to);
+    prepare_split_values(base, from, to);
+    weigh_values((from - base) / Units::kItems, (to - base + Units::kItems - 1) / Units::kItems);
+  }
+
+  void score_chunk(int key, int to, float* scores) {
+    for (int chunk = 0; chunk < kKeyChunks; ++chunk) {
+      // A chunk past the end scores the first one again: its scores are never read.
+      const int at = key + 16 * chunk < to ? key + 16 * chunk : key;
+      const char* rows = reinterpret_cast<const char*>(page_row(call_.k_pages, at));
+      int32_t* out = s_.keys + chunk * units_ * 16;
+      for (int u = 0; u < units_; u += 16) transpose_chunk(rows, u, out);
+    }
+    for (int r = 0; r < rows_; r += kRowBlock) {
+      with_rows(std::min(kRowBlock, rows_ - r), [&](auto n) CL_LAMBDA_INLINE {
+        score_rows<Units, decltype(n)::value>(s_.q + r, s_.keys, units_, scores + r * kSplitKeys, kSplitKeys);
+      });
+    }
+  }
+
+  void transpose_chunk(const char* rows, int u, int32_t* out) {
+    const int64_t row_bytes = int64_t(shape_.head_dim) * sizeof(Item);
+    const int n = std::min(16, units_ - u);
+    if (n == 16) {
+      transpose_16(rows + 4 * u, row_bytes, 16, out + u * 16);
+      return;
+    }
+    int32_t partial[256];
+    transpose_16(rows + 4 * u, row_bytes, n, partial);
+    std::memcpy(out + u * 16, partial, size_t(n) * 64);
+  }
+
+  // Scores of row r to weights: 2^(score - largest), 0 for keys that the row does not see.
+  void soften_row(int r, int base, int from, int to) {
+    const int position = tile_.first_position + r / group_;
+    const int hi = std::min(position + 1, to) - base;
+    const int lo = (shape_.window ? std::max(from, position - shape_.window + 1) : from) - base;
+    float* scores = s_.scores + r * kSplitKeys;
+    Item* weights = reinterpret_cast<Item*>(s_.weights + r * (kSplitKeys / Units::kItems));
+    const int first = from - base, last = (to - base + W - 1) / W * W;
+    s_.highs[r] = kMinusInfinity;
+    if (lo >= hi) {
+      for (int i = first; i < last; i += W) store(weights + i, zero());
+      return;
+    }
+    VF high = set1(kMinusInfinity);
+    for (int i = lo / W * W; i < hi; i += W) {
+      high = vmax(high, select_range(lo - i, hi - i, load(scores + i), set1(kMinusInfinity)));
+    }
+    const float factor = shape_.scale * kLog2E;
+    const float largest = reduce_max(high) * factor;
+    VF total = zero();
+    for (int i = first; i < last; i += W) {
+      const VF weight = exp2_neg(fma(load(scores + i), set1(factor), set1(-largest)));
+      const VF seen = select_range(lo - i, hi - i, weight, zero());
+      total = add(total, seen);
+      store(weights + i, seen);
+    }
+    s_.highs[r] = largest;
+    s_.totals[r] = reduce_add(total);
+  }
+
+  void prepare_split_values(int base, int from, int to) {
+    for (int key = from; key < to; key += Units::kItems) {
+      const Item* first = page_row(call_.v_pages, key);
+      const Item* second = key + 1 < to ? first + shape_.head_dim : nullptr;
+      prepare_values(first, second, shape_.head_dim, s_.values + int64_t(key - base) / Units::kItems * dim_);
+    }
+  }
+
+  void weigh_values(int from, int to) {
+    constexpr int stride = kSplitKeys / Units::kItems;
+    for (int r = 0; r < rows_; r += kRowBlock) {
+      for (int d = 0; d < dim_; d += 2 * W) {
+        with_rows(std::min(kRowBlock, rows_ - r), [&](auto n) CL_LAMBDA_INLINE {
+          weigh_rows<Units, decltype(n)::value>(s_.weights + r * stride + from, stride,
+                                                s_.values + int64_t(from) * dim_ + d, dim_, to - from,
+                                                s_.sums + int64_t(r) * dim_ + d, dim_);
+        });
+      }
+    }
+  }
+
+  void merge_split() {
+    for (int r = 0; r < rows_; ++r) {
+      if (s_.highs[r] == kMinusInfinity) continue;
+      float* merged = s_.merged + int64_t(r) * dim_;
+      const float* sums = s_.sums + int64_t(r) * dim_;
+      if (s_.merged_highs[r] == kMinusInfinity) {
+        std::memcpy(merged, sums, size_t(dim_) * 4);
+        s_.merged_highs[r] = s_.highs[r];
+        s_.merged_totals[r] = s_.totals[r];
+        continue;
+      }
+      const float high = std::max(s_.merged_highs[r], s_.highs[r]);
+      float keep[W], take[W];
+      store(keep, exp2_neg(set1(s_.merged_highs[r] - high)));
+      store(take, exp2_neg(set1(s_.highs[r] - high)));
+      const VF old_part = set1(keep[0]), new_part = set1(take[0]);
+      for (int d = 0; d < dim_; d += W) {
+        store(merged + d, fma(load(merged + d), old_part, mul(load(sums + d), new_part)));
+      }
+      s_.merged_highs[r] = high;
+      s_.merged_totals[r] = std::fma(s_.merged_totals[r], keep[0], s_.totals[r] * take[0]);
+    }
+  }
+
+  const AttentionCall& call_;
+  const AttentionShape& shape_;
+  const QueryTile& tile_;
+  int kv_head_, group_, rows_, units_, dim_, begin_, end_;
+  Scratch s_;
+};
+
+template <class Units>
+int32_t attend_as(Pool* pool, const AttentionCall& call) {
+  int max_tokens = 0;
+  for (const QueryTile& tile : *call.tiles) max_tokens = std::max(max_tokens, tile.num_tokens);
+  if (!pool->reserve_scratch(TileAttention<Units>::scratch_bytes(call.shape, max_tokens))) return kOutOfMemory;
+  const int heads = call.shape.num_kv_heads;
+  auto body = [&](int64_t item, int thread) {
+    char* scratch = static_cast<char*>(pool->scratch(thread));
+    TileAttention<Units>(call, (*call.tiles)[item / heads], int(item % heads), scratch).run();
+  };
+  pool->each(int64_t(call.tiles->size()) * heads, body);
+  return 0;
+}
+
+}  // namespace
+
+void make_tiles(const int32_t* query_starts, const int32_t* kv_lens, int32_t num_rows, int32_t queries_per_kv_head,
+                std::vector<QueryTile>* tiles) {
+  tiles->clear();
+  const int32_t step = std::max(1, kTileRows / queries_per_kv_head);
+  for (int32_t row = 0; row < num_rows; ++row) {
+    const int32_t end = query_starts[row + 1];
+    for (int32_t token = query_starts[row]; token < end; token += step) {
+      tiles->push_back({row, token, std::min(step, end - token), kv_lens[row] - (end - token)});
+    }
+  }
+}
+
+int32_t attend(Pool* pool, DType dtype, const AttentionCall& call) {
+  return dtype == kBFloat16 ? attend_as<Bf16Units>(pool, call) : attend_as<FloatUnits>(pool, call);
+}
+
+}  // namespace cl
+
+CL_EXPORT int32_t chairlift_attention(void* pool, int32_t dtype, const cl::AttentionShape* shape, const void* q,
+                                      int64_t q_stride, const void* k_pages, const void* v_pages,
+                                      const int32_t* block_tables, int64_t table_stride, const int32_t* query_starts,
+                                      const int32_t* kv_lens, int32_t num_rows, void* out, int64_t out_stride) {
+  std::vector<cl::QueryTile> tiles;
+  cl::make_tiles(query_starts, kv_lens, num_rows, shape->num_heads / shape->num_kv_heads, &tiles);
+  const cl::AttentionCall call{*shape, q, q_stride, k_pages, v_pages, block_tables, table_stride, out, out_stride,
+                               &tiles};
+  return cl::attend(static_cast<cl::Pool*>(pool), cl::DType(dtype), call);
+}
