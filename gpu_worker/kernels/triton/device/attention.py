@@ -1,6 +1,6 @@
 # mypy: ignore-errors
 # Device code: typed by Triton's compiler, not by Python.
-# ruff: noqa: N803
+# ruff: noqa: N803, N806
 """Unified paged attention: prefill, chunks and decode rows of one step in one launch.
 
 Query heads that share a KV head are packed in the rows of one tile, so that each key is read once for all of them
@@ -16,13 +16,13 @@ from gpu_worker.kernels.triton.device.tiles import attend_tile, load_tile
 
 
 @triton.jit
-def find_row(cu_q_ptr, tile, num_rows, BLOCK_Q: tl.constexpr):
-    """Last row whose first tile is at or before `tile`; row i's is ``cu_q[i] // BLOCK_Q + i``."""
+def find_row(cu_q_ptr, base, tile, num_rows, BLOCK_Q: tl.constexpr):
+    """Last row whose first tile is at or before `tile`; row i's is ``(cu_q[i] - base) // BLOCK_Q + i``."""
     low = 0
     high = num_rows
     while high - low > 1:
         middle = (low + high) // 2
-        is_before = tl.load(cu_q_ptr + middle) // BLOCK_Q + middle <= tile
+        is_before = (tl.load(cu_q_ptr + middle) - base) // BLOCK_Q + middle <= tile
         low = tl.where(is_before, middle, low)
         high = tl.where(is_before, high, middle)
     return low
@@ -37,6 +37,7 @@ def paged_attention_kernel(
     tables_ptr,
     cu_q_ptr,
     kv_lens_ptr,
+    rows_ptr,
     k_scale_ptr,
     v_scale_ptr,
     softmax_scale,
@@ -52,22 +53,25 @@ def paged_attention_kernel(
     DIM_PAD: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    HAS_ROWS: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     SCALED: tl.constexpr,
 ):
     """Grid (num_tokens // BLOCK_Q + num_rows, NUM_KV_HEADS), BLOCK_Q = BLOCK_M // GROUP tokens a tile.
 
-    q, out ``[tokens, heads, HEAD_DIM]`` with a stride a token; row i has tokens ``[cu_q[i], cu_q[i + 1])``, the last
-    of its ``kv_lens[i]`` positions. Tokens outside every row are left alone.
+    q, out ``[tokens, heads, HEAD_DIM]`` with a stride a token, 16-byte aligned; row i has tokens ``[cu_q[i], cu_q[i + 1])``, the last
+    of its ``kv_lens[i]`` positions. Its block table is row i of `tables`, or row ``rows[i]`` with HAS_ROWS. Tokens
+    outside every row are left alone.
     """
     BLOCK_Q: tl.constexpr = BLOCK_M // GROUP
     # The last tiles of a row see the most positions: they start first, so that the launch ends evenly.
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     kv_head = tl.program_id(1)
-    row = find_row(cu_q_ptr, tile, num_rows, BLOCK_Q)
+    base = tl.load(cu_q_ptr)
+    row = find_row(cu_q_ptr, base, tile, num_rows, BLOCK_Q)
     first_token = tl.load(cu_q_ptr + row)
     num_queries = tl.load(cu_q_ptr + row + 1) - first_token
-    first_query = (tile - (first_token // BLOCK_Q + row)) * BLOCK_Q
+    first_query = (tile - ((first_token - base) // BLOCK_Q + row)) * BLOCK_Q
     if first_query >= num_queries:
         return
     kv_len = tl.load(kv_lens_ptr + row)
@@ -90,9 +94,12 @@ def paged_attention_kernel(
     if SCALED:
         scale = scale * tl.load(k_scale_ptr + kv_head)
     own = (context + query)[:, None]
-    table_ptr = tables_ptr + row.to(tl.int64) * table_stride
+    table_row = row.to(tl.int64)
+    if HAS_ROWS:
+        table_row = tl.load(rows_ptr + row).to(tl.int64)
+    table_ptr = tables_ptr + table_row * table_stride
     m = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    l = tl.zeros([BLOCK_M], tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, DIM_PAD], tl.float32)
     # [begin, plain_end): every query of the tile sees every position. [plain_end, end): the diagonal and the tail.
     end = tl.minimum(context + first_query + BLOCK_Q, kv_len)
@@ -102,16 +109,16 @@ def paged_attention_kernel(
         begin = tl.maximum(context + first_query - window + 1, 0) // BLOCK_N * BLOCK_N
         plain_end = begin
     for start in tl.range(begin, plain_end, BLOCK_N):
-        acc, m, l = attend_tile(
-            acc, m, l, q, k_ptr, v_ptr, table_ptr, kv_head, start, end, own, window, scale,
+        acc, m, total = attend_tile(
+            acc, m, total, q, k_ptr, v_ptr, table_ptr, kv_head, start, end, own, window, scale,
             NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM, DIM_PAD, BLOCK_N, False, False,
         )  # fmt: skip
     for start in tl.range(plain_end, end, BLOCK_N):
-        acc, m, l = attend_tile(
-            acc, m, l, q, k_ptr, v_ptr, table_ptr, kv_head, start, end, own, window, scale,
+        acc, m, total = attend_tile(
+            acc, m, total, q, k_ptr, v_ptr, table_ptr, kv_head, start, end, own, window, scale,
             NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM, DIM_PAD, BLOCK_N, True, HAS_WINDOW,
         )  # fmt: skip
-    inverse = 1.0 / tl.where(l == 0.0, 1.0, l)
+    inverse = 1.0 / tl.where(total == 0.0, 1.0, total)
     if SCALED:
         inverse = inverse * tl.load(v_scale_ptr + kv_head)
     tl.store(

@@ -1,6 +1,6 @@
 # mypy: ignore-errors
 # Device code: typed by Triton's compiler, not by Python.
-# ruff: noqa: N803
+# ruff: noqa: N803, SIM102
 """Split-KV decode attention: one token a row, its positions divided among SPLITS programs, then a reduction.
 
 Flash-decoding (Dao, Haziza, Massa and Sizov, 2023): each split keeps its own softmax; the reduction weighs the
@@ -27,6 +27,7 @@ def paged_decode_kernel(
     v_ptr,
     tables_ptr,
     kv_lens_ptr,
+    rows_ptr,
     part_ptr,
     lse_ptr,
     out_ptr,
@@ -45,10 +46,13 @@ def paged_decode_kernel(
     DIM_PAD: tl.constexpr,
     BLOCK_N: tl.constexpr,
     SPLITS: tl.constexpr,
+    HAS_ROWS: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     SCALED: tl.constexpr,
 ):
     """Grid (num_rows, NUM_KV_HEADS, SPLITS). q ``[rows, heads, HEAD_DIM]``; a row of length 0 gives zeros.
+
+    The block table of row i is row i of `tables`, or row ``rows[i]`` with HAS_ROWS (any number where the length is 0).
 
     With SPLITS > 1 writes ``part [rows, heads, SPLITS, HEAD_DIM]`` and ``lse [rows, heads, SPLITS]`` (base 2) of the
     splits that hold positions; with one split writes `out` itself.
@@ -81,25 +85,28 @@ def paged_decode_kernel(
     scale = softmax_scale * 1.4426950408889634
     if SCALED:
         scale = scale * tl.load(k_scale_ptr + kv_head)
-    table_ptr = tables_ptr + row.to(tl.int64) * table_stride
+    table_row = row.to(tl.int64)
+    if HAS_ROWS:
+        table_row = tl.load(rows_ptr + row).to(tl.int64)
+    table_ptr = tables_ptr + table_row * table_stride
     own = tl.full([GROUP_PAD, 1], 0, tl.int32) + (kv_len - 1)
     m = tl.full([GROUP_PAD], float("-inf"), tl.float32)
-    l = tl.zeros([GROUP_PAD], tl.float32)
+    total = tl.zeros([GROUP_PAD], tl.float32)
     acc = tl.zeros([GROUP_PAD, DIM_PAD], tl.float32)
     plain_end = begin
     if not HAS_WINDOW:
         plain_end = begin + (end - begin) // BLOCK_N * BLOCK_N
     for start in tl.range(begin, plain_end, BLOCK_N):
-        acc, m, l = attend_tile(
-            acc, m, l, q, k_ptr, v_ptr, table_ptr, kv_head, start, end, own, window, scale,
+        acc, m, total = attend_tile(
+            acc, m, total, q, k_ptr, v_ptr, table_ptr, kv_head, start, end, own, window, scale,
             NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM, DIM_PAD, BLOCK_N, False, False,
         )  # fmt: skip
     for start in tl.range(plain_end, end, BLOCK_N):
-        acc, m, l = attend_tile(
-            acc, m, l, q, k_ptr, v_ptr, table_ptr, kv_head, start, end, own, window, scale,
+        acc, m, total = attend_tile(
+            acc, m, total, q, k_ptr, v_ptr, table_ptr, kv_head, start, end, own, window, scale,
             NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM, DIM_PAD, BLOCK_N, True, HAS_WINDOW,
         )  # fmt: skip
-    safe = tl.where(l == 0.0, 1.0, l)
+    safe = tl.where(total == 0.0, 1.0, total)
     inverse = 1.0 / safe
     if SCALED:
         inverse = inverse * tl.load(v_scale_ptr + kv_head)

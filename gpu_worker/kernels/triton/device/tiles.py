@@ -1,10 +1,11 @@
 # mypy: ignore-errors
 # Device code: typed by Triton's compiler, not by Python.
-# ruff: noqa: N803
+# ruff: noqa: N803, SIM108
 """One step of attention over a tile of the paged cache, shared by the unified and the split kernel.
 
-Online softmax in base 2 (Milakov and Gimelshein, 2018; Dao, 2022): a running maximum `m`, the sum `l` of 2^(score - m)
-and the unnormalised output `acc`. Keys and values are found page by page through the block table (Kwon et al., 2023).
+Online softmax in base 2 (Milakov and Gimelshein, 2018; Dao, 2022): a running maximum `m`, the sum `total` of
+2^(score - m) and the unnormalised output `acc`. Keys and values are found page by page through the block table (Kwon
+et al., 2023).
 
 Layout: pages ``[num_pages, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM]``, contiguous, 16-byte aligned; DIM_PAD is HEAD_DIM
 rounded up to a power of two, the lanes above it are masked. Both kernels must keep two things right that only show
@@ -34,7 +35,7 @@ def load_tile(pointers, is_row, is_dim, MASK_ROWS: tl.constexpr, MASK_DIMS: tl.c
 def attend_tile(
     acc,
     m,
-    l,
+    total,
     q,
     k_ptr,
     v_ptr,
@@ -85,9 +86,9 @@ def attend_tile(
         m_base = m_new
     alpha = tl.exp2(m - m_base)
     weight = tl.exp2(score - m_base[:, None])
-    l_new = l * alpha + tl.sum(weight, 1)
+    total_new = total * alpha + tl.sum(weight, 1)
     v = load_tile(
         v_ptr + slot[:, None] + dim[None, :], is_held[:, None], is_dim[None, :], MASKED, HEAD_DIM != DIM_PAD
     ).to(q.dtype)
     acc_new = acc * alpha[:, None] + tl.dot(weight.to(q.dtype), v, out_dtype=tl.float32)
-    return acc_new, m_new, l_new
+    return acc_new, m_new, total_new
