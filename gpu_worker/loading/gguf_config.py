@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+from gguf import GGMLQuantizationType
 
 from gpu_worker.loading.config import (
     Architecture,
@@ -66,7 +67,7 @@ def _vocab_size(file: GgufFile, name: str) -> int:
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None:
         raise ModelLoadError(file.path, "missing", "token_embd.weight")
-    return int(embedding.shape[-1])
+    return embedding.shape[0]
 
 
 def _head_dim(file: GgufFile, name: str, default: int) -> int:
@@ -82,9 +83,9 @@ def _head_dim(file: GgufFile, name: str, default: int) -> int:
 
 def _rope_scaling(file: GgufFile, name: str) -> RopeScaling | None:
     if (factors := file.tensors.get(_ROPE_FACTORS)) is not None:
-        if factors.data.dtype != np.float32:
-            raise ModelLoadError(file.path, f"is {factors.tensor_type.name}, not F32", _ROPE_FACTORS)
-        return FrequencyFactors(tuple(float(value) for value in factors.data.ravel()))
+        if factors.kind is not GGMLQuantizationType.F32:
+            raise ModelLoadError(file.path, f"is {factors.kind.name}, not F32", _ROPE_FACTORS)
+        return FrequencyFactors(tuple(float(value) for value in factors.data.view(np.float32).ravel()))
     kind = file.text(f"{name}.rope.scaling.type") or "none"
     # Older files state the factor alone.
     factor = file.number(f"{name}.rope.scaling.factor") or file.number(f"{name}.rope.scale_linear")

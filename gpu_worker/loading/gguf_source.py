@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
-from gguf import GGMLQuantizationType, ReaderTensor
+from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 
 from gpu_worker.loading.config import Architecture, ModelConfig
 from gpu_worker.loading.errors import ModelLoadError
-from gpu_worker.loading.gguf_file import GgufFile
+from gpu_worker.loading.gguf_file import GgufFile, GgufTensor
 
 _SUPPORTED = frozenset(
     {
@@ -69,29 +69,29 @@ class GgufSource:
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape in elements, output features first. Raises ModelLoadError for a type that cannot be read."""
         tensor = self._tensors[name]
-        if tensor.tensor_type not in _SUPPORTED:
+        if tensor.kind not in _SUPPORTED:
             known = ", ".join(sorted(kind.name for kind in _SUPPORTED))
             raise ModelLoadError(
-                self.path, f"unsupported quantisation {tensor.tensor_type.name}; supported: {known}", tensor.name
+                self.path, f"unsupported quantisation {tensor.kind.name}; supported: {known}", tensor.name
             )
-        return tuple(int(size) for size in reversed(tensor.shape))
+        return tensor.shape
 
     def copy_into(self, name: str, target: torch.Tensor) -> None:
         """Dequantises slices of at most 32 MiB of float32 and copies each."""
         tensor = self._tensors[name]
-        num_rows = target.shape[0] if target.dim() > 1 else 1
-        data = tensor.data.reshape(num_rows, -1)
+        data = tensor.data
+        num_rows = len(data)
         rows = target.view(num_rows, -1)
         order = self._row_order(tensor, target.shape[0])
         if target.dim() == 1 and order is not None:
-            rows.copy_(_to_torch(dequantize(data, tensor.tensor_type)[:, order]))
+            rows.copy_(_to_torch(dequantize(data, tensor.kind)[:, order]))
             return
         step = max(1, _SLICE_BYTES // (4 * rows.shape[1]))
         for start in range(0, num_rows, step):
             wanted = slice(start, start + step) if order is None else order[start : start + step]
-            rows[start : start + step].copy_(_to_torch(dequantize(data[wanted], tensor.tensor_type)))
+            rows[start : start + step].copy_(_to_torch(dequantize(data[wanted], tensor.kind)))
 
-    def _row_order(self, tensor: ReaderTensor, num_rows: int) -> npt.NDArray[np.int64] | None:
+    def _row_order(self, tensor: GgufTensor, num_rows: int) -> npt.NDArray[np.int64] | None:
         """For each row wanted the row stored; None where they are the same.
 
         A head's rows are wanted as [half, pair] and stored as [pair, half].
