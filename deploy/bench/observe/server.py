@@ -1,0 +1,182 @@
+"""The server's own account during a run, from the operator's port: batch size, queue, KV blocks, preemptions.
+
+A server that has no such port, or does not answer on it, is measured without: the reason stands in the result.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import grpc
+import grpc.aio
+import msgspec
+
+from chairlift.v1 import ops_pb2, ops_pb2_grpc
+from deploy.bench.load.clock import Clock
+from deploy.bench.load.grpc_client import GrpcTarget, connect, describe_error, open_channel
+
+SAMPLE_INTERVAL_S = 0.25
+_CALL_TIMEOUT_S = 5.0
+_MAX_SAMPLES = 100_000
+_MAX_ITERATIONS = 500_000
+
+
+class LoadSample(msgspec.Struct, frozen=True, array_like=True):
+    """One moment, all replicas together. `at_ns` is the client's clock."""
+
+    at_ns: int
+    running: int
+    waiting: int
+    blocks_used: int
+    blocks_total: int
+    preemptions: int
+    iterations: int
+    output_tokens: int
+    cached_tokens: int
+    prompt_tokens: int
+
+
+class IterationSample(msgspec.Struct, frozen=True, array_like=True):
+    """One iteration of one replica. `at_ns` is when the client heard of it."""
+
+    at_ns: int
+    num_seqs: int
+    num_tokens: int
+    num_prefill_tokens: int
+    blocks_used: int
+    device_ms: float
+    total_ms: float
+
+
+class ServerWatch(msgspec.Struct):
+    """What was seen. Empty with a reason where nothing could be."""
+
+    samples: list[LoadSample] = msgspec.field(default_factory=list)
+    iterations: list[IterationSample] = msgspec.field(default_factory=list)
+    config_revision: int | None = None
+    why_none: str = ""
+    why_no_iterations: str = ""
+
+
+class ServerTotals(msgspec.Struct, frozen=True, kw_only=True):
+    """What changed at the server between two moments, and how full it was meanwhile."""
+
+    iterations: int
+    output_tokens: int
+    preemptions: int
+    prompt_tokens: int
+    cached_tokens: int
+    running_mean: float
+    running_max: int
+    waiting_max: int
+    kv_used_share_mean: float
+    kv_used_share_max: float
+
+
+@asynccontextmanager
+async def watch_server(target: GrpcTarget | None, clock: Clock) -> AsyncIterator[ServerWatch]:
+    """Samples the operator's port while the block runs, and once at its end. None: there is no such port."""
+    watch = ServerWatch()
+    if target is None:
+        watch.why_none = watch.why_no_iterations = "no operator port was named"
+        yield watch
+        return
+    connection = connect(target)
+    channel = open_channel(connection)
+    stub, metadata = ops_pb2_grpc.OpsServiceStub(channel), connection.metadata
+    try:
+        await _sample(stub, metadata, clock, watch)
+        tasks: list[asyncio.Task[None]] = []
+        if not watch.why_none:
+            tasks.append(asyncio.create_task(_keep_sampling(stub, metadata, clock, watch)))
+            tasks.append(asyncio.create_task(_follow_iterations(stub, metadata, clock, watch)))
+        try:
+            yield watch
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        if not watch.why_none:
+            await _sample(stub, metadata, clock, watch)
+    finally:
+        await channel.close()
+
+
+def sum_up(samples: Sequence[LoadSample]) -> ServerTotals | None:
+    """Changes from the first to the last sample, and means over all; None for fewer than two."""
+    if len(samples) < 2:
+        return None
+    first, last = samples[0], samples[-1]
+    shares = [sample.blocks_used / sample.blocks_total if sample.blocks_total else 0.0 for sample in samples]
+    return ServerTotals(
+        iterations=last.iterations - first.iterations,
+        output_tokens=last.output_tokens - first.output_tokens,
+        preemptions=last.preemptions - first.preemptions,
+        prompt_tokens=last.prompt_tokens - first.prompt_tokens,
+        cached_tokens=last.cached_tokens - first.cached_tokens,
+        running_mean=sum(sample.running for sample in samples) / len(samples),
+        running_max=max(sample.running for sample in samples),
+        waiting_max=max(sample.waiting for sample in samples),
+        kv_used_share_mean=sum(shares) / len(shares),
+        kv_used_share_max=max(shares),
+    )
+
+
+async def _keep_sampling(
+    stub: ops_pb2_grpc.OpsServiceAsyncStub, metadata: Sequence[tuple[str, str]], clock: Clock, watch: ServerWatch
+) -> None:
+    while not watch.why_none and len(watch.samples) < _MAX_SAMPLES:
+        await asyncio.sleep(SAMPLE_INTERVAL_S)
+        await _sample(stub, metadata, clock, watch)
+
+
+async def _sample(
+    stub: ops_pb2_grpc.OpsServiceAsyncStub, metadata: Sequence[tuple[str, str]], clock: Clock, watch: ServerWatch
+) -> None:
+    try:
+        answer = await stub.GetLoad(ops_pb2.GetLoadRequest(), metadata=metadata, timeout=_CALL_TIMEOUT_S)
+    except grpc.aio.AioRpcError as error:
+        watch.why_none = describe_error(error)
+        return
+    replicas = [one for one in answer.replicas if one.state != ops_pb2.REPLICA_STATE_UNREACHABLE]
+    if replicas:
+        watch.config_revision = max(one.config_revision for one in replicas)
+    watch.samples.append(
+        LoadSample(
+            clock.now_ns(),
+            sum(one.num_running for one in replicas),
+            sum(one.num_waiting for one in replicas),
+            sum(one.kv_blocks.used for one in replicas),
+            sum(one.kv_blocks.total for one in replicas),
+            sum(one.totals.preemptions for one in replicas),
+            sum(one.totals.iterations for one in replicas),
+            sum(one.totals.output_tokens for one in replicas),
+            sum(one.totals.cached_tokens for one in replicas),
+            sum(one.totals.prompt_tokens for one in replicas),
+        )
+    )
+
+
+async def _follow_iterations(
+    stub: ops_pb2_grpc.OpsServiceAsyncStub, metadata: Sequence[tuple[str, str]], clock: Clock, watch: ServerWatch
+) -> None:
+    try:
+        async for message in stub.WatchIterations(ops_pb2.WatchIterationsRequest(), metadata=metadata):
+            now_ns = clock.now_ns()
+            for one in message.iterations:
+                watch.iterations.append(
+                    IterationSample(
+                        now_ns,
+                        one.num_seqs,
+                        one.num_tokens,
+                        one.num_prefill_tokens,
+                        one.kv_blocks.used,
+                        one.device_ms,
+                        one.total_ms,
+                    )
+                )
+            if len(watch.iterations) > _MAX_ITERATIONS:
+                watch.why_no_iterations = f"only the first {_MAX_ITERATIONS} are kept"
+                return
+    except grpc.aio.AioRpcError as error:
+        watch.why_no_iterations = describe_error(error)

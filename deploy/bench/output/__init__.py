@@ -1,0 +1,1 @@
+"""What people and programs read: result files, tables, CSV, the HTML report."""
