@@ -1,0 +1,169 @@
+"""The client for asyncio programs: every method of the public contract."""
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar, Unpack
+
+import grpc
+import grpc.aio
+
+from chairlift.client import convert
+from chairlift.client.aio_generation import AsyncGateways, AsyncGeneration, error_from
+from chairlift.client.batch import BatchItem, Job, OnResult, Prepared, check_concurrency, patient, prepare_batch
+from chairlift.client.connection import DEFAULT_TARGET, KEEPALIVE_S, Tls, make_connection
+from chairlift.client.errors import ChairliftError
+from chairlift.client.recovery import Recovery, RetryPolicy
+from chairlift.client.requests import GenerateOptions, Prompt, build_generate, build_tokenize
+from chairlift.client.results import CancelOutcome, Completion, Explanation, Model, Tokenization
+from chairlift.v1 import inference_pb2 as pb
+from chairlift.v1 import inference_pb2_grpc as pb_grpc
+
+_T = TypeVar("_T")
+_UNARY_TIMEOUT_S = 60.0
+
+
+class AsyncClient:
+    """Talks to one deployment, through one or several gateways. An async context manager.
+
+    Opened inside a running event loop and used in that loop only.
+    """
+
+    def __init__(
+        self,
+        target: str | Sequence[str] = DEFAULT_TARGET,
+        *,
+        token: str | None = None,
+        tls: Tls | bool = False,
+        timeout: float | None = None,
+        retry: RetryPolicy | None = None,
+        keepalive_s: float = KEEPALIVE_S,
+        allow_plaintext_token: bool = False,
+    ) -> None:
+        """`timeout` (seconds) is the deadline of calls that name none. Connects with the first call.
+
+        Raises ValueError for an unusable target, OSError for a TLS file that cannot be read.
+        """
+        connection = make_connection(target, token, tls, keepalive_s, allow_plaintext_token=allow_plaintext_token)
+        self._gateways = AsyncGateways(connection)
+        self._timeout = timeout
+        self._retry = RetryPolicy() if retry is None else retry
+
+    async def generate(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Completion:
+        """The whole completion of text, token ids or a conversation. Raises ChairliftError."""
+        async with self.stream(prompt, **options) as generation:
+            return await generation.wait()
+
+    def stream(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> AsyncGeneration:
+        """A completion as it is made: iterate it for deltas. Raises TypeError and InvalidArgumentError."""
+        timeout = options.get("timeout", self._timeout)
+        return self._generation(build_generate(prompt, options), timeout, self._retry)
+
+    async def generate_many(
+        self,
+        prompts: Iterable[Prompt | Job],
+        *,
+        concurrency: int = 256,
+        on_result: OnResult | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> list[BatchItem]:
+        """Completions in the order of `prompts`; in place of one that failed, its error.
+
+        At most `concurrency` run at a time; refusals for want of room are waited out. `options` hold for every prompt,
+        a `Job` has some of its own beside them. `on_result` is called with (position, result) as each one ends.
+        """
+        check_concurrency(concurrency)
+        batch = prepare_batch(prompts, options, self._timeout)
+        results: dict[int, BatchItem] = {}
+        numbered = iter(enumerate(batch))
+
+        async def work() -> None:
+            for position, item in numbered:
+                results[position] = await self._run(item) if isinstance(item, Prepared) else item
+                if on_result is not None:
+                    on_result(position, results[position])
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(concurrency, len(batch))):
+                group.create_task(work())
+        return [results[position] for position in range(len(batch))]
+
+    async def tokenize(
+        self, prompt: str | Sequence[Any], *, model: str = "", add_special_tokens: bool | None = None
+    ) -> Tokenization:
+        """Token ids of text or a conversation."""
+        request = build_tokenize(prompt, model, add_special_tokens)
+        reply = await self._call(lambda stub, settings: stub.Tokenize(request, **settings))
+        return Tokenization(token_ids=tuple(reply.token_ids), pieces=tuple(reply.pieces))
+
+    async def detokenize(
+        self, token_ids: Sequence[int], *, model: str = "", skip_special_tokens: bool | None = None
+    ) -> str:
+        """Text of token ids."""
+        request = pb.DetokenizeRequest(model=model, token_ids=token_ids, skip_special_tokens=skip_special_tokens)
+        return (await self._call(lambda stub, settings: stub.Detokenize(request, **settings))).text
+
+    async def list_models(self) -> list[Model]:
+        """The models that are served."""
+        models: list[Model] = []
+        request = pb.ListModelsRequest()
+        while True:
+            page = await self._call(lambda stub, settings: stub.ListModels(request, **settings))
+            models += [convert.model_from(model) for model in page.models]
+            if not page.next_page_token:
+                return models
+            request.page_token = page.next_page_token
+
+    async def get_model(self, model: str = "") -> Model:
+        """One model and its limits; without a name, the only one served."""
+        request = pb.GetModelRequest(model=model)
+        return convert.model_from((await self._call(lambda stub, settings: stub.GetModel(request, **settings))).model)
+
+    async def cancel(self, request_id: str) -> CancelOutcome:
+        """Ends a request of this caller's."""
+        request = pb.CancelRequest(request_id=request_id)
+        reply = await self._call(lambda stub, settings: stub.Cancel(request, **settings))
+        return convert.CANCEL_OUTCOMES.get(reply.outcome, CancelOutcome.UNKNOWN)
+
+    async def explain(self, request_id: str) -> Explanation:
+        """Where the time of a request of this caller's went."""
+        request = pb.ExplainRequest(request_id=request_id)
+        return convert.explanation_from(await self._call(lambda stub, settings: stub.Explain(request, **settings)))
+
+    async def close(self) -> None:
+        """Ends open streams and connections."""
+        await self._gateways.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _run(self, item: Prepared) -> BatchItem:
+        try:
+            async with self._generation(item.request, item.timeout, patient(self._retry)) as generation:
+                return await generation.wait()
+        except ChairliftError as error:
+            return error
+
+    def _generation(self, request: pb.GenerateRequest, timeout: float | None, retry: RetryPolicy) -> AsyncGeneration:
+        return AsyncGeneration(self._gateways, request, timeout, retry, self.cancel)
+
+    async def _call(self, send: "Callable[[pb_grpc.InferenceServiceAsyncStub, dict[str, Any]], Awaitable[_T]]") -> _T:
+        """One unary call, repeated while that is safe and helps."""
+        timeout = _UNARY_TIMEOUT_S if self._timeout is None else self._timeout
+        recovery = Recovery(self._retry, time.monotonic() + timeout)
+        while True:
+            settings = {"timeout": recovery.remaining_s(time.monotonic()), "metadata": self._gateways.metadata}
+            try:
+                return await send(self._gateways.current(), settings)
+            except grpc.aio.AioRpcError as failure:
+                error = error_from(failure)
+                pause = recovery.pause_before_retry(error, time.monotonic(), random.random())  # noqa: S311 - jitter
+                self._gateways.turn_from_current()
+                await asyncio.sleep(pause)
