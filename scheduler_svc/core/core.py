@@ -1,13 +1,14 @@
 """The scheduler's core: events in, effects out.
 
-Owns nothing but the order of things; see the modules beside it for each part. Pure: no clock, no socket, no log, no
-randomness. The same events at the same times give the same effects, byte for byte.
+Owns the dispatch of events and nothing else; the modules beside it hold the rules, `state` what is known. Pure: no
+clock, no socket, no log, no randomness. The same events at the same times give the same effects, byte for byte.
 """
 
 from chairlift.ipc import front
+from scheduler_svc.core import admission, attachments, events, planner, queries, recovery, results, upkeep
 from scheduler_svc.core.config import SchedulingConfig
-from scheduler_svc.core.effects import Effect
-from scheduler_svc.core.events import Event
+from scheduler_svc.core.effects import Effect, SendPlan, WakeAt
+from scheduler_svc.core.state import SchedulerState
 
 
 class Core:
@@ -17,40 +18,122 @@ class Core:
     """
 
     def __init__(self, config: SchedulingConfig, hash_key: bytes, epoch: int) -> None:
-        self.config = config
-        self.epoch = epoch
+        self.state = SchedulerState(config, hash_key, epoch)
 
-    def handle(self, event: Event, now: int) -> list[Effect]:
+    def handle(self, event: events.Event, now: int) -> list[Effect]:
         """Takes one event in; what is to be done comes out, in order.
 
-        `now` is integer monotonic nanoseconds and never decreases. Raises only when an invariant is broken.
+        `now` is integer monotonic nanoseconds and never decreases. Raises only when an invariant is broken: nothing
+        that comes over a wire can do that.
         """
-        raise NotImplementedError
+        match event:
+            case events.StepDone(message):
+                results.step_done(self.state, message, now)
+            case events.Tick():
+                self._tick(now)
+            case events.Submit(gateway, message):
+                admission.submit(self.state, gateway, message, now)
+            case (
+                events.Attach()
+                | events.Stopped()
+                | events.Detach()
+                | events.Cancel()
+                | events.Explain()
+                | events.GatewayLost()
+            ):
+                _handle_front(self.state, event, now)
+            case events.StepFailed() | events.SnapshotNeeded() | events.WorkerUp() | events.WorkerLost():
+                _handle_device(self.state, event, now)
+            case _:
+                _handle_operator(self.state, event, now)
+        return self._take_effects()
+
+    def _tick(self, now: int) -> None:
+        state = self.state
+        upkeep.expire(state, now)
+        while state.is_worker_up and len(state.in_flight) < state.max_in_flight:
+            plan = planner.make_plan(state, now)
+            if plan is None:
+                break
+            state.effects.append(SendPlan(plan))
+
+    def _take_effects(self) -> list[Effect]:
+        state = self.state
+        wake = state.timers.wake()
+        if wake is not None:
+            state.effects.append(WakeAt(wake))
+        effects = state.effects
+        state.effects = []
+        return effects
 
     def load(self) -> front.Load:
         """This replica's account of itself at this moment."""
-        raise NotImplementedError
+        return upkeep.load(self.state)
 
     def limits(self) -> front.ReplicaLimits:
-        """Limits in force."""
-        raise NotImplementedError
+        """Limits in force; zeros where they depend on a worker and none was up yet."""
+        return upkeep.limits(self.state)
 
     @property
     def is_ready(self) -> bool:
-        """Whether new requests are taken: a worker has been up, and is or may come back, and nothing drains."""
-        raise NotImplementedError
+        """Whether new requests are taken: a worker is up, or may come back, and nothing drains."""
+        worker = self.state.worker
+        return worker is not None and not worker.is_abandoned and not self.state.is_draining
 
     @property
     def is_draining(self) -> bool:
         """Whether new requests are refused because this replica is to end."""
-        raise NotImplementedError
+        return self.state.is_draining
 
     @property
     def is_idle(self) -> bool:
         """Whether no request lives here."""
-        raise NotImplementedError
+        return not self.state.requests
 
     @property
     def model(self) -> front.ModelInfo | None:
         """What the workers serve; None until the first is up."""
-        raise NotImplementedError
+        return upkeep.model(self.state)
+
+
+FrontEvent = events.Attach | events.Stopped | events.Detach | events.Cancel | events.Explain | events.GatewayLost
+DeviceEvent = events.StepFailed | events.SnapshotNeeded | events.WorkerUp | events.WorkerLost
+OperatorEvent = events.ConfigChanged | events.Drain | events.FlushPrefixCache
+
+
+def _handle_front(state: SchedulerState, event: FrontEvent, now: int) -> None:
+    match event:
+        case events.Stopped(gateway, message):
+            attachments.stopped(state, gateway, message, now)
+        case events.Detach(gateway, message):
+            attachments.detach(state, gateway, message.handle, now)
+        case events.Cancel(gateway, message):
+            queries.cancel(state, gateway, message, now)
+        case events.Attach(gateway, message):
+            attachments.attach(state, gateway, message, now)
+        case events.Explain(gateway, message):
+            queries.explain(state, gateway, message, now)
+        case events.GatewayLost(gateway):
+            attachments.gateway_lost(state, gateway, now)
+
+
+def _handle_device(state: SchedulerState, event: DeviceEvent, now: int) -> None:
+    match event:
+        case events.StepFailed(message):
+            recovery.step_failed(state, message, now)
+        case events.SnapshotNeeded(message):
+            recovery.snapshot_needed(state, message, now)
+        case events.WorkerUp(worker_epoch, geometry):
+            recovery.worker_up(state, worker_epoch, geometry, now)
+        case events.WorkerLost(worker_epoch):
+            recovery.worker_lost(state, worker_epoch, now)
+
+
+def _handle_operator(state: SchedulerState, event: OperatorEvent, now: int) -> None:
+    match event:
+        case events.ConfigChanged(config):
+            upkeep.change_config(state, config)
+        case events.Drain(undrain, deadline_in_ns):
+            upkeep.drain(state, undrain, deadline_in_ns, now)
+        case events.FlushPrefixCache():
+            state.pool.flush()

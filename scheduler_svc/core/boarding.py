@@ -1,0 +1,161 @@
+"""Who boards: the queue's candidates against seats, this step's token budget and free KV blocks.
+
+A candidate that memory has no room for lets smaller ones behind it pass, for a bounded time. Choices of one request
+board on each other's prompt: the first computes it, the others share its full blocks and copy the last, partial one,
+since they will write to it.
+"""
+
+import enum
+from array import array
+from collections.abc import Iterable
+
+from chairlift.ipc.common import WaitReason
+from scheduler_svc.core import prefix_use, static_batch
+from scheduler_svc.core.chunks import add_chunk, chunk_size
+from scheduler_svc.core.seats import take_seat
+from scheduler_svc.core.sequence import Sequence, SequenceState
+from scheduler_svc.core.state import SchedulerState
+from scheduler_svc.core.steps import Step
+
+MAX_PASSED_OVER = 64
+"""Candidates without room that one plan looks at."""
+
+
+class Refusal(enum.Enum):
+    """Why a candidate does not board in this plan."""
+
+    NO_BLOCKS = enum.auto()
+    NO_BUDGET = enum.auto()
+    NOT_YET = enum.auto()
+    """A plan in flight still holds it, or it gave way in this very plan, or a sibling computes its prompt."""
+
+
+class _Prefix:
+    """What a boarding sequence need not compute: shared blocks, and one to copy where the last is partial."""
+
+    __slots__ = ("blocks", "computed", "copied")
+
+    def __init__(self, blocks: "list[int] | array[int]", computed: int, copied: int | None = None) -> None:
+        self.blocks = blocks
+        self.computed = computed
+        self.copied = copied
+
+
+def board(state: SchedulerState, step: Step, budget: int, now: int) -> None:
+    """Seats candidates until something runs out, and notes what the rest waits for."""
+    if not len(state.policy):
+        return
+    if state.probation.is_on:
+        _board_suspects(state, step, budget, now)
+        return
+    seats = state.max_num_seqs - len(state.batch.rows)
+    if seats <= 0:
+        state.clock.turn(WaitReason.SEATS, now)
+    elif budget <= 0:
+        state.clock.turn(WaitReason.TOKEN_BUDGET, now)
+    else:
+        candidates: Iterable[Sequence]
+        if state.config.batching == "static":
+            candidates = static_batch.candidates(state, now)
+        else:
+            candidates = state.policy.candidates(now)
+        state.clock.turn(_board_from(state, step, candidates, seats, budget, now), now)
+
+
+def _board_from(
+    state: SchedulerState, step: Step, candidates: Iterable[Sequence], seats: int, budget: int, now: int
+) -> WaitReason:
+    """Boards in order; returns what those left over wait for."""
+    num_passed_over = 0
+    blocked = state.blocked
+    for sequence in candidates:
+        if seats <= 0:
+            return WaitReason.SEATS
+        if budget <= 0:
+            return WaitReason.TOKEN_BUDGET
+        if num_passed_over == 0 and blocked.is_unchanged(state, sequence):
+            return WaitReason.KV_BLOCKS
+        boarded = try_board(state, step, sequence, budget, now)
+        if isinstance(boarded, int):
+            seats -= 1
+            budget -= boarded
+        elif boarded is Refusal.NO_BUDGET:
+            return WaitReason.TOKEN_BUDGET
+        elif boarded is Refusal.NO_BLOCKS:
+            num_passed_over += 1
+            if num_passed_over == 1 and not blocked.may_be_passed(state, sequence, now):
+                return WaitReason.KV_BLOCKS
+            if num_passed_over == MAX_PASSED_OVER:
+                break
+    if num_passed_over:
+        blocked.remember(state)
+        return WaitReason.KV_BLOCKS
+    return WaitReason.SEATS if state.config.batching == "static" else WaitReason.TOKEN_BUDGET
+
+
+def _board_suspects(state: SchedulerState, step: Step, budget: int, now: int) -> None:
+    for sequence in state.probation.under_test:
+        if budget > 0 and sequence.is_waiting and len(state.batch.rows) < state.max_num_seqs:
+            boarded = try_board(state, step, sequence, budget, now)
+            if isinstance(boarded, int):
+                budget -= boarded
+
+
+def try_board(state: SchedulerState, step: Step, sequence: Sequence, budget: int, now: int) -> int | Refusal:
+    """Seats the sequence with blocks for all tokens it knows; returns the tokens that it computes in this step."""
+    if state.batch.is_held(sequence, state.confirmed.step) or sequence.gave_way_step == step.number:
+        return Refusal.NOT_YET
+    prefix = _prefix(state, sequence, step)
+    if prefix is None:
+        return Refusal.NOT_YET
+    count = chunk_size(state, sequence.num_known - prefix.computed, budget)
+    if count == 0:
+        return Refusal.NO_BUDGET
+    num_new = state.num_blocks_for(sequence.num_known) - len(prefix.blocks)
+    num_revived = sum(map(state.pool.is_cached, prefix.blocks))
+    if num_new + num_revived + _headroom(state, sequence) > state.pool.num_obtainable:
+        return Refusal.NO_BLOCKS
+    for block in prefix.blocks:
+        state.pool.share(block)
+    blocks = array("I", prefix.blocks)
+    blocks.extend(state.pool.take_many(num_new))
+    if prefix.copied is not None:
+        step.copies.extend((prefix.copied, blocks[len(prefix.blocks)]))
+    take_seat(state, sequence, blocks, prefix.computed, step.number, now)
+    sequence.num_indexed = len(prefix.blocks)
+    step.boarded.append(sequence)
+    add_chunk(state, step, sequence, count)
+    return count
+
+
+def _headroom(state: SchedulerState, sequence: Sequence) -> int:
+    """Blocks that must stay free. Hysteresis: who gave way comes back only when every rider could grow by a block."""
+    num_running = len(state.batch.rows)
+    if num_running == 0:
+        return 0
+    if sequence.state is SequenceState.PREEMPTED:
+        return max(state.watermark, num_running + 1)
+    return state.watermark
+
+
+def _prefix(state: SchedulerState, sequence: Sequence, step: Step) -> _Prefix | None:
+    """The longest prefix that it need not compute; None when a sibling is about to compute more of it."""
+    found = prefix_use.find_blocks(state, sequence)
+    prefix = _Prefix(found, len(found) * state.hasher.block_size)
+    request = sequence.request
+    shared = request.prompt_len - 1
+    if len(request.sequences) == 1 or prefix.computed >= shared:
+        return prefix
+    must_wait = False
+    for sibling in request.sequences:
+        if sibling.state is SequenceState.RUNNING:
+            # A copy runs before the step computes: what it copies must have been planned earlier.
+            if sibling.last_step != step.number and state.batch.num_scheduled(sibling) >= shared:
+                return _from_sibling(state, sibling, shared)
+            must_wait = True
+    return None if must_wait else prefix
+
+
+def _from_sibling(state: SchedulerState, sibling: Sequence, shared: int) -> _Prefix:
+    num_full, num_rest = divmod(shared, state.hasher.block_size)
+    return _Prefix(sibling.blocks[:num_full], shared, sibling.blocks[num_full] if num_rest else None)

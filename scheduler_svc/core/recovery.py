@@ -1,0 +1,171 @@
+"""Failures of the device: a step that gave no result, a worker that forgot, went or came.
+
+What was planned and not confirmed is void: `scheduled` rolls back to `computed`, blocks that a void step was to fill
+are no longer findable, sequences that boarded in a void step wait again at their place. Nothing emitted changes.
+"""
+
+from chairlift.ipc import device
+from chairlift.ipc.common import FinishReason, Reason, WaitReason
+from chairlift.ipc.tokens import ColumnError, unpack_u32
+from scheduler_svc.core import admission, ends, seats
+from scheduler_svc.core.batch import Batch
+from scheduler_svc.core.blocks import BlockPool
+from scheduler_svc.core.emission import stop_sending
+from scheduler_svc.core.ends import Cause
+from scheduler_svc.core.prefix import PrefixHasher
+from scheduler_svc.core.request import Request
+from scheduler_svc.core.state import SchedulerState, Worker
+from scheduler_svc.core.steps import Step
+from scheduler_svc.core.timers import TimerKind
+
+_RETRY_NS = 1_000_000_000
+
+STEP_FAILED = Cause(FinishReason.ERROR, failure=Reason.STEP_FAILED, message="the device could not compute this choice")
+NO_WORKER = Cause(
+    FinishReason.ERROR, failure=Reason.NO_WORKER, message="no worker came back in time", retry_after_ns=_RETRY_NS
+)
+
+
+def step_failed(state: SchedulerState, message: device.StepFailed, now: int) -> None:
+    """The worker could not compute a step and refuses later ones until a snapshot."""
+    worker = state.worker
+    if worker is not None and worker.is_up and worker.epoch == message.worker_epoch:
+        for step in state.in_flight:
+            if step.number == message.step:
+                fail_step(state, step, now, message.rows)
+                return
+    state.counters.stale_results += 1
+
+
+def fail_step(state: SchedulerState, step: Step, now: int, packed_rows: bytes = b"") -> None:
+    """Voids what is in flight; ends those who are at fault, or suspects everyone who was in the step."""
+    state.counters.failed_steps += 1
+    members = [sequence for sequence in state.confirmed.members if not sequence.is_ended]
+    members += [chunk.sequence for chunk in step.chunks if not chunk.sequence.is_ended]
+    rows = _known_rows(packed_rows)
+    guilty = [one for one in members if one.row in rows]
+    newcomers = [one for one in members if one.boarded_step == step.number]
+    _void(state, now)
+    if not guilty:
+        veterans = [one for one in members if one.boarded_step != step.number]
+        guilty = state.probation.failed(veterans, newcomers)
+    for sequence in guilty:
+        ends.end_sequence(state, sequence, STEP_FAILED, now)
+
+
+def _known_rows(packed_rows: bytes) -> list[int]:
+    try:
+        return list(unpack_u32(packed_rows))
+    except ColumnError:
+        return []
+
+
+def snapshot_needed(state: SchedulerState, message: device.NeedSnapshot, now: int) -> None:
+    """The worker missed a plan: what is in flight is void, and nobody is to blame."""
+    worker = state.worker
+    if worker is None or not worker.is_up or worker.epoch != message.worker_epoch:
+        state.counters.stale_results += 1
+        return
+    _void(state, now)
+
+
+def _void(state: SchedulerState, now: int) -> None:
+    """Everything planned and not confirmed did not happen; the next plan boards the whole batch anew."""
+    batch, steps = state.batch, list(state.in_flight)
+    first = steps[0].number if steps else batch.planned + 1
+    for step in steps:
+        for block in step.indexed:
+            state.pool.unindex(block)
+    _settle_all(state)
+    for sequence in list(batch.rows.values()):
+        if sequence.boarded_step >= first:
+            seats.send_back(state, sequence, WaitReason.PREEMPTED, now)
+        else:
+            sequence.scheduled = sequence.computed
+            sequence.num_indexed = min(sequence.num_indexed, sequence.computed // state.hasher.block_size)
+    _call_back_finishing(state, steps, WaitReason.PREEMPTED, now)
+    batch.void()
+    state.blocked.clear()
+    if state.worker is not None:
+        state.worker.snapshot_needed = True
+
+
+def _settle_all(state: SchedulerState) -> None:
+    """Every sequence has its confirmed tokens, and none is in the column any more."""
+    for sequence in state.confirmed.members:
+        state.settle(sequence)
+        stop_sending(state, sequence)
+    state.confirmed.clear(state.batch.planned)
+    state.in_flight.clear()
+
+
+def _call_back_finishing(state: SchedulerState, steps: list[Step], reason: WaitReason, now: int) -> None:
+    for step in steps:
+        for sequence in step.finals:
+            if sequence.is_finishing:
+                seats.send_back(state, sequence, reason, now)
+
+
+def worker_lost(state: SchedulerState, worker_epoch: int, now: int) -> None:
+    """The KV cache is gone, and with it the prefix index and what was in flight. Everyone waits for a successor."""
+    worker = state.worker
+    if worker is None or not worker.is_up or worker.epoch != worker_epoch:
+        return
+    steps = list(state.in_flight)
+    _settle_all(state)
+    for sequence in list(state.batch.rows.values()):
+        seats.send_back(state, sequence, WaitReason.WORKER_LOST, now)
+    _call_back_finishing(state, steps, WaitReason.WORKER_LOST, now)
+    state.batch.void()
+    state.pool = BlockPool(0)
+    state.probation.clear()
+    state.blocked.clear()
+    worker.is_up = False
+    worker.lost_ns = now
+    state.clock.turn(WaitReason.WORKER_LOST, now)
+    state.timers.set(now + state.config.worker_restart_grace_ns, TimerKind.WORKER_GRACE)
+
+
+def worker_up(state: SchedulerState, worker_epoch: int, geometry: device.Geometry, now: int) -> None:
+    """A worker with an empty KV cache takes plans, beginning with a snapshot."""
+    worker = state.worker
+    if worker is not None and worker.is_up:
+        if worker.epoch == worker_epoch:
+            return
+        worker_lost(state, worker.epoch, now)
+    if geometry.block_size != state.hasher.block_size:
+        state.hasher = PrefixHasher(state.hash_key, geometry.block_size)
+        for request in state.requests.values():
+            request.prompt_hashes = b""
+            for sequence in request.sequences:
+                sequence.tail_hashes = b""
+    state.worker = Worker(worker_epoch, geometry)
+    state.pool = BlockPool(geometry.num_blocks)
+    state.batch = Batch(geometry.max_num_seqs, state.batch.planned)
+    state.clock.turn(WaitReason.TOKEN_BUDGET, now)
+    for request in list(state.requests.values()):
+        limit = admission.output_limit(state, request.prompt_len, request.max_tokens)
+        if isinstance(limit, admission.Rejection):
+            ends.end_request(
+                state, request, Cause(FinishReason.ERROR, failure=limit.reason, message=limit.message), now
+            )
+        else:
+            request.output_limit, request.limit_reason = limit.num_tokens, limit.reason
+            _end_complete(state, request, now)
+
+
+def _end_complete(state: SchedulerState, request: Request, now: int) -> None:
+    """The successor may hold less than the worker before it."""
+    for sequence in request.sequences:
+        if not sequence.is_ended and len(sequence.outputs) >= request.output_limit:
+            ends.end_sequence(state, sequence, Cause(request.limit_reason), now)
+
+
+def give_up_on_worker(state: SchedulerState, now: int) -> None:
+    """No worker came back within the grace: nobody waits for ever."""
+    worker = state.worker
+    if worker is None or worker.is_up or now < worker.lost_ns + state.config.worker_restart_grace_ns:
+        return
+    worker.is_abandoned = True
+    for request in list(state.requests.values()):
+        ends.end_request(state, request, NO_WORKER, now)

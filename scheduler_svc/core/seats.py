@@ -1,0 +1,91 @@
+"""Giving seats and blocks, and taking them back: the only code that moves a sequence into and out of the batch.
+
+Every way out of the batch (end, retirement, preemption, a void step) gives back row and blocks at once: the device runs
+plans in order, so what step N still uses may be given away from the next plan made on.
+"""
+
+from array import array
+
+from chairlift.ipc.common import WaitReason
+from scheduler_svc.core import prefix_use
+from scheduler_svc.core.request import Request
+from scheduler_svc.core.sequence import Sequence, SequenceState
+from scheduler_svc.core.state import SchedulerState
+
+_SEATED = (SequenceState.RUNNING, SequenceState.FINISHING)
+
+
+def take_seat(
+    state: SchedulerState, sequence: Sequence, blocks: "array[int]", computed: int, step: int, now: int
+) -> None:
+    """A waiting sequence boards in `step` with these blocks, whose first `computed` tokens are there already."""
+    request = sequence.request
+    state.dequeue(sequence, now)
+    if sequence.state is SequenceState.PREEMPTED:
+        state.num_preempted -= 1
+    sequence.move(SequenceState.RUNNING)
+    state.batch.seat(sequence)
+    sequence.blocks = blocks
+    sequence.computed = sequence.scheduled = computed
+    sequence.boarded_step = step
+    if request.first_boarded_ns is None:
+        request.first_boarded_ns = now
+        request.cached_tokens = computed
+        state.num_queued_requests -= 1
+        state.counters.prompt_tokens += request.prompt_len
+        state.counters.cached_tokens += computed
+    request.waits.finish(state.clock, now)
+
+
+def give_back(state: SchedulerState, sequence: Sequence) -> None:
+    """Takes row and blocks from a running sequence; its confirmed full blocks stay findable."""
+    prefix_use.index_confirmed(state, sequence)
+    state.batch.unseat(sequence)
+    state.pool.release(reversed(sequence.blocks))
+    sequence.blocks = array("I")
+    sequence.num_indexed = 0
+    sequence.border_step = sequence.ending_step = 0
+    sequence.scheduled = sequence.computed = 0
+
+
+def retire(state: SchedulerState, sequence: Sequence) -> None:
+    """Its last token is planned: others may have its seat and blocks from this plan on."""
+    state.settle(sequence)
+    give_back(state, sequence)
+    sequence.move(SequenceState.FINISHING)
+
+
+def send_back(state: SchedulerState, sequence: Sequence, reason: WaitReason, now: int) -> None:
+    """A running or finishing sequence waits again, at its original place, to be recomputed."""
+    state.settle(sequence)
+    if sequence.row is not None:
+        give_back(state, sequence)
+    sequence.move(SequenceState.PREEMPTED)
+    state.num_preempted += 1
+    state.enqueue(sequence, now)
+    note_wait(state, sequence.request, now, reason)
+
+
+def note_wait(state: SchedulerState, request: Request, now: int, reason: WaitReason | None = None) -> None:
+    """The request's wait begins, if none of its choices has a seat any more; for `reason`, or what the queue's is."""
+    if not any(sequence.state in _SEATED for sequence in request.sequences):
+        request.waits.begin(state.clock, now, reason)
+
+
+def preempt(state: SchedulerState, sequence: Sequence, now: int) -> None:
+    """Memory is short: the sequence gives way and will be recomputed."""
+    sequence.preemptions += 1
+    sequence.gave_way_step = state.batch.planned + 1
+    state.counters.preemptions += 1
+    send_back(state, sequence, WaitReason.PREEMPTED, now)
+
+
+def obtain_block(state: SchedulerState, sequence: Sequence, now: int) -> int | None:
+    """One more block for a running sequence, at the cost of others if need be; None when it had to give way itself."""
+    while state.pool.num_obtainable == 0:
+        victim = state.policy.victim(state.batch.rows.values(), now)
+        assert victim is not None, "a sequence that runs alone fits: the door has seen to that"
+        preempt(state, victim, now)
+        if victim is sequence:
+            return None
+    return state.pool.take()

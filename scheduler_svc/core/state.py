@@ -1,0 +1,202 @@
+"""Everything the core knows, in one place; the modules beside it are the rules that change it.
+
+Owns the parts and the small lookups that several rules share. Decides nothing.
+"""
+
+from collections import OrderedDict, deque
+
+from chairlift.ipc import device, front
+from scheduler_svc.core.batch import Batch
+from scheduler_svc.core.blocked import Blocked
+from scheduler_svc.core.blocks import BlockPool
+from scheduler_svc.core.columns import Confirmed, GatewayColumn
+from scheduler_svc.core.config import PARTS_PER_MILLION, SchedulingConfig
+from scheduler_svc.core.effects import Effect, Emit
+from scheduler_svc.core.ledger import WaitClock
+from scheduler_svc.core.policies.fcfs import Fcfs
+from scheduler_svc.core.policies.policy import Policy
+from scheduler_svc.core.prefix import PrefixHasher
+from scheduler_svc.core.probation import Probation
+from scheduler_svc.core.request import Request, RequestKey
+from scheduler_svc.core.sequence import Sequence
+from scheduler_svc.core.steps import Step
+from scheduler_svc.core.timers import Timers
+
+
+class Gateway:
+    """What is known of one life of a gateway: its attachments by base handle, and its share of the decode column."""
+
+    __slots__ = ("attachments", "column")
+
+    def __init__(self) -> None:
+        self.attachments: dict[int, Request] = {}
+        self.column = GatewayColumn()
+
+
+class Counters:
+    """Totals since the start; see `front.Load`."""
+
+    __slots__ = (
+        "accepted",
+        "cached_tokens",
+        "discarded_rows",
+        "ended",
+        "failed_steps",
+        "output_tokens",
+        "preemptions",
+        "prompt_tokens",
+        "refused",
+        "stale_results",
+        "steps",
+    )
+
+    def __init__(self) -> None:
+        self.accepted = 0
+        self.refused = 0
+        self.ended = 0
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
+        self.output_tokens = 0
+        self.preemptions = 0
+        self.discarded_rows = 0
+        self.steps = 0
+        self.failed_steps = 0
+        self.stale_results = 0
+
+
+class Worker:
+    """The worker (group) that is up, or was last."""
+
+    __slots__ = ("epoch", "geometry", "is_abandoned", "is_up", "lost_ns", "snapshot_needed")
+
+    def __init__(self, epoch: int, geometry: device.Geometry) -> None:
+        self.epoch = epoch
+        self.geometry = geometry
+        self.is_up = True
+        self.is_abandoned = False
+        """It was lost, and no other came in time."""
+        self.lost_ns = 0
+        self.snapshot_needed = True
+        """The next plan boards the whole batch anew: the worker has forgotten it, or never knew it."""
+
+
+class SchedulerState:
+    """See the module."""
+
+    def __init__(self, config: SchedulingConfig, hash_key: bytes, epoch: int) -> None:
+        self.config = config
+        self.hash_key = hash_key
+        self.epoch = epoch
+        self.effects: list[Effect] = []
+        # requests
+        self.requests: dict[RequestKey, Request] = {}
+        """Living ones."""
+        self.ended: OrderedDict[RequestKey, Request] = OrderedDict()
+        """The last ones that ended, oldest first; those that are still kept can be attached to."""
+        self.by_number: dict[int, Request] = {}
+        """Both."""
+        self.next_number = 1
+        self.gateways: dict[int, Gateway] = {}
+        # the queue
+        self.policy: Policy = Fcfs()
+        self.num_preempted = 0
+        """Waiting sequences that had a seat before."""
+        self.num_queued_requests = 0
+        """Requests of which no choice ever had a seat."""
+        self.queued_tokens = 0
+        self.num_enqueued = 0
+        """Times that a sequence came into the queue."""
+        self.blocked = Blocked()
+        self.static_members: list[Sequence] = []
+        """The static batch under way."""
+        self.batch_wait_ns = 0
+        """When the next static batch forms at the latest: a timer is set for it."""
+        self.clock = WaitClock()
+        # the device
+        self.worker: Worker | None = None
+        self.pool = BlockPool(0)
+        self.hasher = PrefixHasher(hash_key, 1)
+        self.batch = Batch(0)
+        self.confirmed = Confirmed()
+        self.in_flight: deque[Step] = deque()
+        self.probation = Probation()
+        # time
+        self.timers = Timers()
+        self.is_draining = False
+        self.drain_deadline_ns: int | None = None
+        self.counters = Counters()
+
+    # ---- limits in force ----
+
+    @property
+    def geometry(self) -> device.Geometry:
+        """Of the worker that is up, or was last. Only to be asked for once there was one."""
+        assert self.worker is not None
+        return self.worker.geometry
+
+    @property
+    def is_worker_up(self) -> bool:
+        """Whether plans can be sent."""
+        return self.worker is not None and self.worker.is_up
+
+    @property
+    def max_num_batched_tokens(self) -> int:
+        """Tokens that one step may compute."""
+        limit = self.geometry.max_num_batched_tokens
+        wanted = self.config.max_num_batched_tokens
+        return limit if wanted is None else min(limit, wanted)
+
+    @property
+    def max_num_seqs(self) -> int:
+        """Seats; never more than a step has tokens, so that each running sequence advances in every step."""
+        limit = min(self.geometry.max_num_seqs, self.max_num_batched_tokens)
+        wanted = self.config.max_num_seqs
+        return limit if wanted is None else min(limit, wanted)
+
+    @property
+    def watermark(self) -> int:
+        """Blocks that stay free when a waiting sequence boards."""
+        return self.pool.num_blocks * self.config.watermark_ppm // PARTS_PER_MILLION
+
+    @property
+    def max_in_flight(self) -> int:
+        """Plans that may be on their way at once."""
+        return 2 if self.config.overlap and not self.probation.is_on else 1
+
+    def num_blocks_for(self, num_tokens: int) -> int:
+        """Blocks that hold so many tokens."""
+        return -(-num_tokens // self.geometry.block_size)
+
+    # ---- what is told to gateways ----
+
+    def emit(self, gateway: int, message: front.ToGateway) -> None:
+        """Adds an effect."""
+        self.effects.append(Emit(gateway, message))
+
+    def gateway(self, number: int) -> Gateway:
+        """The record of a gateway, made when it is first heard of."""
+        record = self.gateways.get(number)
+        if record is None:
+            record = self.gateways[number] = Gateway()
+        return record
+
+    # ---- counts ----
+
+    def settle(self, sequence: Sequence) -> None:
+        """Brings `outputs` and `computed` of a sequence up to the last result."""
+        confirmed = self.confirmed
+        if sequence.confirmed_at is not None and sequence.settled_step <= confirmed.step:
+            confirmed.settle(sequence)
+            if sequence.row is not None:
+                sequence.computed = sequence.num_known - 1
+
+    def enqueue(self, sequence: Sequence, now: int) -> None:
+        """Puts a waiting sequence into the queue and its counts."""
+        self.policy.add(sequence, now)
+        self.num_enqueued += 1
+        self.queued_tokens += sequence.request.queue_cost(sequence)
+
+    def dequeue(self, sequence: Sequence, now: int) -> None:
+        """Takes it out again."""
+        self.policy.remove(sequence, now)
+        self.queued_tokens -= sequence.request.queue_cost(sequence)
