@@ -66,6 +66,11 @@ class GatewayLink:
         """Gateways attached now."""
         return len(self._by_number)
 
+    @property
+    def malformed(self) -> int:
+        """Frames dropped because they were no message of this link."""
+        return self._link.malformed
+
     def receive(self, now: int) -> list[events.Event | OperatorCommand]:
         """What gateways sent, as events, in order; never raises for what a peer sends."""
         received: list[events.Event | OperatorCommand] = []

@@ -105,19 +105,20 @@ class SchedulerService:
         if self._probes is not None:
             self._probes.close()
         self._context.destroy(linger=_LINGER_MS)
+        for endpoint in (sockets.gateway_endpoint(self._settings.ipc), sockets.worker_endpoint(self._settings.ipc)):
+            sockets.remove_socket_file(endpoint)
 
     # ---- one wake ----
 
     def _turn(self, now: int) -> None:
         if self._wake_at is not None and now >= self._wake_at:
             self._wake_at = None
-        arrived = self._workers.receive(now)
-        from_gateways = self._gateways.receive(now)
-        arrived += self._workers.expire(now)
         done: list[effects.Effect] = []
-        for event in arrived:
+        for event in [*self._workers.receive(now), *self._workers.expire(now)]:
             done += self._core.handle(event, now)
-        for item in from_gateways:
+        # Before gateways are heard: one that greets in this wake is told of a worker that came in it.
+        self._announce()
+        for item in self._gateways.receive(now):
             if isinstance(item, OperatorCommand):
                 done += self._carry_out(item, now)
             else:
@@ -182,7 +183,13 @@ class SchedulerService:
         return timeout_ns + _DRAIN_GRACE_NS
 
     def _load(self) -> front.Load:
-        return msgspec.structs.replace(self._core.load(), attached_gateways=self._gateways.num_gateways)
+        return msgspec.structs.replace(
+            self._core.load(),
+            attached_gateways=self._gateways.num_gateways,
+            worker_epoch=self._workers.epoch,
+            worker_losses=self._workers.losses,
+            malformed_messages=self._gateways.malformed + self._workers.malformed,
+        )
 
     def _announce(self) -> None:
         """Tells gateways and probes when readiness, draining or the model has changed."""

@@ -38,12 +38,19 @@ class WorkerLink:
         self._timeout_ns = timeout_ns
         self._ranks: dict[int, Rank] = {}
         self._up: int | None = None
+        self.losses = 0
+        """Groups lost since the start."""
         self._log = structlog.get_logger()
 
     @property
-    def geometry(self) -> device.Geometry | None:
-        """Of the group that is up."""
-        return self._ranks[0].hello.geometry if self._up is not None else None
+    def epoch(self) -> int:
+        """Life of the group that is up; 0 while none is."""
+        return self._up or 0
+
+    @property
+    def malformed(self) -> int:
+        """Frames dropped because they were no message of this link."""
+        return self._link.malformed
 
     @property
     def busy_ns(self) -> int:
@@ -140,6 +147,7 @@ class WorkerLink:
         if self._up is None:
             return []
         epoch, self._up = self._up, None
+        self.losses += 1
         self._log.warning("worker_lost", worker_epoch=epoch, reason=reason)
         return [events.WorkerLost(epoch)]
 

@@ -86,7 +86,7 @@ class Worker(Peer):
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
-    ipc = IpcSettings(run_dir=str(tmp_path / "run"), heartbeat_interval_s=0.1, heartbeat_timeout_s=0.6)
+    ipc = IpcSettings(run_dir=str(tmp_path / "run"), heartbeat_interval_s=0.1, heartbeat_timeout_s=30.0)
     return Settings(ipc=ipc, scheduler=SchedulerSettings(metrics_listen="127.0.0.1:0", drain_timeout_s=5.0))
 
 

@@ -65,16 +65,20 @@ def test_readiness_follows_the_worker(start: New, new_gateway: New, new_worker: 
     assert _ready(port) == 200
 
 
-def test_a_silent_worker_is_lost_and_its_work_planned_anew(start: New, new_gateway: New, new_worker: New) -> None:
+def test_a_silent_worker_is_lost_and_its_work_planned_anew(
+    start: New, settings: Settings, new_gateway: New, new_worker: New
+) -> None:
     """vllm#39863: a worker that dies goes unseen. Here its riders board again on the next one, from where they were."""
-    start()
+    quick = msgspec.structs.replace(settings.ipc, heartbeat_timeout_s=1.0)
+    start(msgspec.structs.replace(settings, ipc=quick))
     gateway, worker = new_gateway(), new_worker()
     worker.greet()
     gateway.greet()
     gateway.submit(256)
     worker.step(token=21)
     first = gateway.receive(front.Deltas)
-    worker.close()
+    while gateway.receive(front.ReplicaBeat).load.worker_epoch != 0:
+        gateway.send(front.GatewayBeat(gateway.epoch))
     successor = new_worker(epoch=8)
     successor.greet()
     plan = successor.step(token=22)
@@ -135,6 +139,8 @@ def test_malformed_frames_do_no_harm(start: New, new_gateway: New, new_worker: N
     bad_gateway.socket.send_multipart([b"two", b"frames"])
     gateway.send(front.LoadQuery(1))
     assert gateway.receive(front.LoadReply).query == 1
+    while gateway.receive(front.ReplicaBeat).load.malformed_messages < 1000:
+        pass
     worker.step()
     assert gateway.receive(front.Deltas)
 

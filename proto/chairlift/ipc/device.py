@@ -22,7 +22,6 @@ import enum
 from chairlift.ipc.codec import Codec
 from chairlift.ipc.common import HelloRefused, HelloWanted, Message, SamplingParams
 
-
 BEAT_SUFFIX = b".beat"
 
 

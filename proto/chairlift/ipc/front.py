@@ -47,6 +47,11 @@ class Load(Message, frozen=True):
     attached_gateways: int = 0
     discarded_rows: int = 0
     """Rows computed and thrown away: their sequence had ended meanwhile."""
+    worker_epoch: int = 0
+    """Life of the worker that is up; 0 while none is."""
+    worker_losses: int = 0
+    malformed_messages: int = 0
+    """Frames dropped on both links."""
 
 
 class ModelInfo(Message, frozen=True):

@@ -6,6 +6,7 @@ not there, LINGER waits for ever, messages are unbounded. Sockets made here do n
 
 import ipaddress
 import os
+import socket as unix_socket
 import stat
 import tempfile
 from pathlib import Path
@@ -57,6 +58,7 @@ def run_dir(settings: IpcSettings) -> Path:
 
 def bind_router(context: "zmq.Context[zmq.Socket[bytes]]", endpoint: str, settings: IpcSettings) -> "zmq.Socket[bytes]":
     """A bound ROUTER. Sending to a peer that is gone or full raises (EHOSTUNREACH, EAGAIN) instead of dropping."""
+    _refuse_living_owner(endpoint)
     socket = context.socket(zmq.ROUTER)
     _set_common(socket, settings)
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -67,6 +69,12 @@ def bind_router(context: "zmq.Context[zmq.Socket[bytes]]", endpoint: str, settin
         socket.close()
         raise EndpointError(f"{endpoint}: {error.strerror}") from None
     return socket
+
+
+def remove_socket_file(endpoint: str) -> None:
+    """Removes the file of an ipc endpoint that this process bound; libzmq leaves it behind."""
+    if endpoint.startswith("ipc://"):
+        Path(endpoint.removeprefix("ipc://")).unlink(missing_ok=True)
 
 
 def connect_dealer(
@@ -85,6 +93,18 @@ def connect_dealer(
         socket.close()
         raise EndpointError(f"{endpoint}: {error.strerror}") from None
     return socket
+
+
+def _refuse_living_owner(endpoint: str) -> None:
+    """libzmq takes an ipc path over from whoever listens there: two schedulers would each get half of the peers."""
+    if not endpoint.startswith("ipc://"):
+        return
+    with unix_socket.socket(unix_socket.AF_UNIX, unix_socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(endpoint.removeprefix("ipc://"))
+        except OSError:
+            return
+    raise EndpointError(f"{endpoint}: in use by another process")
 
 
 def _set_common(socket: "zmq.Socket[bytes]", settings: IpcSettings) -> None:
