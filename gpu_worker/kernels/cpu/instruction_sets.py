@@ -10,6 +10,7 @@ from pathlib import Path
 _V3 = frozenset({"avx2", "fma", "bmi1", "bmi2", "f16c", "movbe", "abm"})
 _V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 _V4_FLAGS = ("-march=x86-64-v4",)
+_BF16_FLAGS = (*_V4_FLAGS, "-mavx512vnni", "-mavx512bf16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,12 @@ class InstructionSet:
 
 
 INSTRUCTION_SETS = (
-    InstructionSet("v4-bf16", (*_V4_FLAGS, "-mavx512vnni", "-mavx512bf16"), _V4 | {"avx512_vnni", "avx512_bf16"}),
+    InstructionSet(
+        "amx",
+        (*_BF16_FLAGS, "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
+        _V4 | {"avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8"},
+    ),
+    InstructionSet("v4-bf16", _BF16_FLAGS, _V4 | {"avx512_vnni", "avx512_bf16"}),
     InstructionSet("v4-vnni", (*_V4_FLAGS, "-mavx512vnni"), _V4 | {"avx512_vnni"}),
     InstructionSet("v4", _V4_FLAGS, _V4),
     InstructionSet("v3", ("-march=x86-64-v3",), _V3),

@@ -48,6 +48,32 @@ class RotaryCall(ctypes.Structure):
     )
 
 
+class LinearWeights(ctypes.Structure):
+    """As `Linear` in linear.h."""
+
+    _fields_ = (
+        ("kind", c_int32),
+        ("num_outputs", c_int32),
+        ("num_inputs", c_int32),
+        ("paired", c_int32),
+        ("panels", c_void_p),
+        ("scales", c_void_p),
+        ("bias", c_void_p),
+    )
+
+
+class Inputs(ctypes.Structure):
+    """As `Inputs` in linear.h."""
+
+    _fields_ = (("rows", c_void_p), ("row_bytes", c_int64), ("scales", c_void_p), ("sums", c_void_p))
+
+
+class Outputs(ctypes.Structure):
+    """As `Outputs` in linear.h."""
+
+    _fields_ = (("kind", c_int32), ("dtype", c_int32), ("rows", c_void_p), ("stride", c_int64))
+
+
 _P, _I, _L, _F = c_void_p, c_int32, c_int64, c_float
 _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "chairlift_pool_create": (_P, (_I, _L)),
@@ -55,6 +81,12 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "chairlift_attention": (_I, (_P, _I, POINTER(AttentionShape), _P, _L, _P, _P, _P, _L, _P, _P, _I, _P, _L)),
     "chairlift_rms_norm": (None, (_P, _I, _P, _P, _P, _P, _L, _I, _F)),
     "chairlift_silu_mul": (None, (_P, _I, _P, _P, _L, _I)),
+    "chairlift_panel_bytes": (_L, (POINTER(LinearWeights),)),
+    "chairlift_pack": (None, (_P, POINTER(LinearWeights), _P, _I, _P, _P)),
+    "chairlift_gather_rows": (None, (_P, POINTER(LinearWeights), _P, _L, _I, _P)),
+    "chairlift_quantise": (None, (_P, _I, _I, _P, _L, _I, _P, _P, _P)),
+    "chairlift_linear": (None, (_P, POINTER(LinearWeights), POINTER(Inputs), _L, POINTER(Outputs))),
+    "chairlift_prepare": (_I, ()),
     "chairlift_rotate_and_store": (None, (_P, _I, POINTER(RotaryCall), _P, _P, _L)),
 }
 
@@ -90,13 +122,17 @@ def load_library(instruction_set: str | None = None) -> Library:
             if instruction_set is None
             else f"this machine has no instruction set {instruction_set}"
         )
-    best = usable[0]
-    try:
-        return Library(_find(best), best.name)
-    except BuildError as error:
-        raise KernelsUnavailableError(f"native kernels cannot be compiled: {error}") from None
-    except OSError as error:
-        raise KernelsUnavailableError(f"native kernels cannot be loaded: {error}") from None
+    problems = []
+    for candidate in usable:
+        try:
+            library = Library(_find(candidate), candidate.name)
+        except (BuildError, OSError) as error:
+            problems.append(f"{candidate.name}: {error}")
+            continue
+        if library.prepare() == 0:
+            return library
+        problems.append(f"{candidate.name}: the system does not permit it")
+    raise KernelsUnavailableError(f"no native kernels: {'; '.join(problems)}")
 
 
 def _find(wanted: InstructionSet) -> Path:

@@ -178,3 +178,13 @@ CL_EXPORT void* chairlift_pool_create(int32_t num_threads, int64_t spin_ns) {
   return cl::Pool::create(num_threads, spin_ns);
 }
 CL_EXPORT void chairlift_pool_destroy(void* pool) { delete static_cast<cl::Pool*>(pool); }
+
+// What a process needs to do once before it runs this library. 0, or another number where the system refuses.
+CL_EXPORT int32_t chairlift_prepare() {
+#if defined(__AMX_TILE__)
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;
+  return int32_t(syscall(SYS_arch_prctl, kRequestPermission, kTileData));
+#else
+  return 0;
+#endif
+}

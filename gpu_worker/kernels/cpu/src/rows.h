@@ -49,8 +49,8 @@ CL_INLINE void add_row(const T* x, T* residual, int n) {
   }
 }
 
-template <class T>
-CL_INLINE void silu_mul_row(const T* gate, const T* up, int n, T* out) {
+template <class In, class T>
+CL_INLINE void silu_mul_row(const In* gate, const In* up, int n, T* out) {
   for (int i = 0; i < n; i += W) {
     store_part(out + i, mul(silu(load_part(gate + i, n - i)), load_part(up + i, n - i)), n - i);
   }

@@ -1,0 +1,85 @@
+// Products with weights in groups of 32 inputs that have their own scales (GGUF Q8_0, Q4_0, Q4_1), on inputs quantised
+// by the same groups. A group's integer sum is exact; groups are added in order, in float.
+#pragma once
+
+#include "linear.h"
+
+namespace cl {
+
+constexpr int kGroupUnits = kGroupInputs / 4;
+constexpr int kGroupVectors = kPanel / W;
+
+// Weights of one group of a panel as u8 codes in unit order: [8 units][vectors of 16 outputs].
+template <int Kind>
+CL_INLINE void load_codes(const char* group, int v, VI* codes) {
+  if (Kind == kWeightGroup8) {
+    for (int u = 0; u < kGroupUnits; ++u) codes[u] = load_i(group + u * 64 + v * 4 * W);
+    return;
+  }
+  // A byte holds the codes of units u (low) and u + 4 (high).
+  for (int u = 0; u < kGroupUnits / 2; ++u) {
+    const VI both = load_i(group + u * 64 + v * 4 * W);
+    codes[u] = and_i(both, set1_i(0x0f0f0f0f));
+    codes[u + kGroupUnits / 2] = and_i(shift_right(both, 4), set1_i(0x0f0f0f0f));
+  }
+}
+
+CL_INLINE VF load_half(const char* p) {
+#if defined(__AVX512F__)
+  return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
+#else
+  return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
+#endif
+}
+
+// What a code's zero is: subtracted as zero * (sum of the group's inputs) before the scale.
+template <int Kind>
+constexpr int code_zero() { return Kind == kWeightGroup8 ? 128 : Kind == kWeightGroup4 ? 8 : 0; }
+
+// tile[r][0..16) for R rows and one panel. scales and sums: one a group, `num_groups` from row to row.
+template <int Kind, int R>
+CL_INLINE void multiply_groups(const char* x, int64_t row_bytes, const float* scales, const int32_t* sums,
+                               const char* panel, int num_groups, float* tile, int tile_stride) {
+  constexpr int V = kGroupVectors;
+  constexpr int kCodes = Kind == kWeightGroup8 ? 512 : 256;
+  VF total[R][V];
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < V; ++v) total[r][v] = zero();
+  for (int g = 0; g < num_groups; ++g) {
+    const char* group = panel + int64_t(g) * group_bytes(Kind);
+    for (int v = 0; v < V; ++v) {
+      VI codes[kGroupUnits];
+      load_codes<Kind>(group, v, codes);
+      const VF scale = load_half(group + kCodes + v * 2 * W);
+      for (int r = 0; r < R; ++r) {
+        const int64_t at = int64_t(r) * num_groups + g;
+        const char* inputs = x + r * row_bytes + g * kGroupInputs;
+        VI sum = Kind == kWeightGroup41 ? zero_i() : set1_i(-code_zero<Kind>() * sums[at]);
+        for (int u = 0; u < kGroupUnits; ++u) sum = mac_u8s8(sum, codes[u], broadcast_i(inputs + 4 * u));
+        total[r][v] = fma(from_int(sum), mul(scale, set1(scales[at])), total[r][v]);
+        if (Kind == kWeightGroup41) {
+          const VF minimum = load_half(group + kCodes + 32 + v * 2 * W);
+          total[r][v] = fma(minimum, set1(scales[at] * float(sums[at])), total[r][v]);
+        }
+      }
+    }
+  }
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < V; ++v) store(tile + r * tile_stride + v * W, total[r][v]);
+}
+
+constexpr int kGroupRows = 4;
+
+template <int Kind>
+CL_INLINE void multiply_group_rows(int rows, const char* x, int64_t row_bytes, const float* scales,
+                                   const int32_t* sums, const char* panel, int num_groups, float* tile,
+                                   int tile_stride) {
+  switch (rows) {
+    case 1: return multiply_groups<Kind, 1>(x, row_bytes, scales, sums, panel, num_groups, tile, tile_stride);
+    case 2: return multiply_groups<Kind, 2>(x, row_bytes, scales, sums, panel, num_groups, tile, tile_stride);
+    case 3: return multiply_groups<Kind, 3>(x, row_bytes, scales, sums, panel, num_groups, tile, tile_stride);
+    default: return multiply_groups<Kind, 4>(x, row_bytes, scales, sums, panel, num_groups, tile, tile_stride);
+  }
+}
+
+}  // namespace cl

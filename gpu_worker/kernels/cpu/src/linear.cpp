@@ -1,0 +1,174 @@
+#include "linear.h"
+
+#include <type_traits>
+
+#include "gemm_amx.h"
+#include "gemm_groups.h"
+#include "gemm_rows.h"
+#include "rows.h"
+
+namespace cl {
+namespace {
+
+#if defined(__AMX_BF16__) && defined(__AMX_INT8__)
+constexpr int kTileRows = kAmxRows;
+#else
+constexpr int kTileRows = kGemmRows;
+#endif
+constexpr int kTileStride = 2 * kPanel;
+// Rows of an item: their inputs stay in the second-level cache while the panels pass.
+constexpr int kChunkRows = 240 / kTileRows * kTileRows;
+
+struct alignas(64) Tile {
+  float sums[kTileRows * kTileStride];
+};
+
+class PanelPair {
+ public:
+  PanelPair(const Linear& linear, const Inputs& in, const Outputs& out, int pair)
+      : linear_(linear), in_(in), out_(out), first_(2 * pair) {
+    panels_ = num_panels(linear) - first_ < 2 ? 1 : 2;
+    weights_ = static_cast<const char*>(linear.panels) + first_ * panel_bytes(linear);
+  }
+
+  void run(int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end;) {
+      const int left = int(end - row < kTileRows ? end - row : kTileRows);
+      const int rows = multiply(row, left);
+      if (linear_.kind == kWeightInt8) scale(row, rows);
+      if (linear_.bias) add_bias(rows);
+      for (int r = 0; r < rows; ++r) put(row + r, tile_.sums + r * kTileStride);
+      row += rows;
+    }
+#if defined(__AMX_BF16__) && defined(__AMX_INT8__)
+    _tile_release();
+#endif
+  }
+
+ private:
+  const char* input(int64_t row) const { return static_cast<const char*>(in_.rows) + row * in_.row_bytes; }
+
+  // Products of some of the `left` next rows into the tile; how many.
+  int multiply(int64_t row, int left) {
+    switch (linear_.kind) {
+      case kWeightBf16: return multiply_as<Bf16Product>(row, left);
+      case kWeightInt8: return multiply_as<ByteProduct>(row, left);
+      case kWeightFloat: return multiply_vectors<FloatProduct>(row, left);
+      case kWeightGroup8: return multiply_groups_as<kWeightGroup8>(row, left);
+      case kWeightGroup4: return multiply_groups_as<kWeightGroup4>(row, left);
+      default: return multiply_groups_as<kWeightGroup41>(row, left);
+    }
+  }
+
+  template <class Product>
+  int multiply_as(int64_t row, int left) {
+#if defined(__AMX_BF16__) && defined(__AMX_INT8__)
+    if (left != configured_) configure_tiles(configured_ = left);
+    multiply_tiles<Product>(left, input(row), in_.row_bytes, weights_, weights_ + (panels_ - 1) * panel_bytes(linear_),
+                            num_units(linear_), reinterpret_cast<int32_t*>(tile_.sums));
+    return left;
+#else
+    return multiply_vectors<Product>(row, left);
+#endif
+  }
+
+  template <class Product>
+  int multiply_vectors(int64_t row, int left) {
+    const int rows = block_rows(left);
+    auto* sums = reinterpret_cast<int32_t*>(tile_.sums);
+    const int64_t step = panel_bytes(linear_);
+    if (panels_ == 2) {
+      multiply_rows<Product, 2>(rows, input(row), in_.row_bytes, weights_, step, num_units(linear_), sums);
+    } else {
+      multiply_rows<Product, 1>(rows, input(row), in_.row_bytes, weights_, step, num_units(linear_), sums);
+    }
+    return rows;
+  }
+
+  template <int Kind>
+  int multiply_groups_as(int64_t row, int left) {
+    const int rows = left < kGroupRows ? left : kGroupRows;
+    const int groups = num_groups(linear_.num_inputs);
+    for (int p = 0; p < panels_; ++p) {
+      multiply_group_rows<Kind>(rows, input(row), in_.row_bytes, in_.scales + row * groups, in_.sums + row * groups,
+                                weights_ + p * panel_bytes(linear_), groups, tile_.sums + p * kPanel, kTileStride);
+    }
+    return rows;
+  }
+
+  // Integer sums of int8 weights to numbers.
+  void scale(int64_t row, int rows) {
+    const float* scales = linear_.scales + first_ * kPanel;
+    for (int r = 0; r < rows; ++r) {
+      const VI zero_point = set1_i(-128 * in_.sums[row + r]);
+      const VF row_scale = set1(in_.scales[row + r]);
+      float* sums = tile_.sums + r * kTileStride;
+      for (int i = 0; i < panels_ * kPanel; i += W) {
+        const VF exact = from_int(add_i(load_i(sums + i), zero_point));
+        store(sums + i, mul(mul(exact, row_scale), load(scales + i)));
+      }
+    }
+  }
+
+  void add_bias(int rows) {
+    const float* bias = linear_.bias + first_ * kPanel;
+    for (int r = 0; r < rows; ++r) {
+      float* sums = tile_.sums + r * kTileStride;
+      for (int i = 0; i < panels_ * kPanel; i += W) store(sums + i, add(load(sums + i), load(bias + i)));
+    }
+  }
+
+  void put(int64_t row, const float* sums) {
+    if (out_.dtype == kFloat32) return put_as<float>(row, sums);
+    return put_as<bf16>(row, sums);
+  }
+
+  template <class T>
+  void put_as(int64_t row, const float* sums) {
+    T* out = static_cast<T*>(out_.rows) + row * out_.stride;
+    if (out_.kind == kSiluMul) {
+      const int width = panel_width(linear_, first_);
+      return silu_mul_row(sums, sums + kPanel, width, out + panel_output(linear_, first_));
+    }
+    for (int p = 0; p < panels_; ++p) {
+      T* at = out + panel_output(linear_, first_ + p);
+      const int width = panel_width(linear_, first_ + p);
+      for (int i = 0; i < width; i += W) {
+        const VF y = load(sums + p * kPanel + i);
+        store_part(at + i, out_.kind == kAdd ? add(load_part(at + i, width - i), y) : y, width - i);
+      }
+    }
+  }
+
+  const Linear& linear_;
+  const Inputs& in_;
+  const Outputs& out_;
+  const int first_;  // panel
+  int panels_;
+  int configured_ = 0;
+  const char* weights_;
+  Tile tile_;
+};
+
+}  // namespace
+
+void run_linear(Pool* pool, const Linear& linear, const Inputs& in, int64_t num_rows, const Outputs& out) {
+  const int pairs = (num_panels(linear) + 1) / 2;
+  const int64_t chunks = (num_rows + kChunkRows - 1) / kChunkRows;
+  auto body = [&](int64_t item, int) {
+    const int64_t begin = item / pairs * kChunkRows;
+    const int64_t end = begin + kChunkRows < num_rows ? begin + kChunkRows : num_rows;
+    PanelPair(linear, in, out, int(item % pairs)).run(begin, end);
+  };
+  pool->each(chunks * pairs, body);
+}
+
+}  // namespace cl
+
+CL_EXPORT int64_t chairlift_panel_bytes(const cl::Linear* linear) {
+  return cl::panel_bytes(*linear) * cl::num_panels(*linear);
+}
+CL_EXPORT void chairlift_linear(void* pool, const cl::Linear* linear, const cl::Inputs* in, int64_t num_rows,
+                                const cl::Outputs* out) {
+  cl::run_linear(static_cast<cl::Pool*>(pool), *linear, *in, num_rows, *out);
+}

@@ -1,0 +1,100 @@
+// Linear layers on packed weights: y = x W^T + b.
+//
+// Weights lie in panels of 16 outputs. Inside a panel, a dword ("unit") holds consecutive inputs of one output: one
+// float, two bf16 or four bytes; a unit of all 16 outputs is 64 contiguous bytes, and units follow in input order:
+//
+//   panel p:  unit 0 [16 outputs] | unit 1 [16 outputs] | ... | padding to a multiple of 16 units, zero
+//
+// which is also what AMX wants its tiles to be. Every output of every row is summed in unit order by the same
+// instructions whatever the number of rows: results do not depend on the batch.
+#pragma once
+
+#include <cstdint>
+
+#include "abi.h"
+#include "pool.h"
+#include "simd.h"
+
+namespace cl {
+
+enum WeightKind : int32_t {
+  kWeightBf16 = 0,
+  kWeightFloat = 1,
+  kWeightInt8 = 2,    // u8 code - 128, times a scale an output; inputs quantised by row
+  kWeightGroup8 = 3,  // GGUF Q8_0: u8 code - 128, times a scale a group of 32 inputs; inputs quantised by group
+  kWeightGroup4 = 4,  // GGUF Q4_0: u4 code - 8, times a scale a group
+  kWeightGroup41 = 5,  // GGUF Q4_1: u4 code times a scale plus a minimum a group
+};
+
+constexpr int kPanel = 16;
+constexpr int kGroupInputs = 32;
+
+struct Linear {
+  int32_t kind;
+  int32_t num_outputs;
+  int32_t num_inputs;
+  int32_t paired;      // panels alternate between the first and the second half of the outputs: gate, up, gate, up
+  const void* panels;  // 64-byte aligned
+  const float* scales;  // kWeightInt8: one an output, in panel order, padded; else null
+  const float* bias;    // in panel order, padded; or null
+};
+
+CL_INLINE int round_up(int n, int to) { return (n + to - 1) / to * to; }
+
+CL_INLINE bool is_grouped(int kind) { return kind >= kWeightGroup8; }
+CL_INLINE int inputs_per_unit(int kind) { return kind == kWeightFloat ? 1 : kind == kWeightBf16 ? 2 : 4; }
+CL_INLINE int num_units(const Linear& l) {
+  const int per_unit = inputs_per_unit(l.kind);
+  return round_up((l.num_inputs + per_unit - 1) / per_unit, 16);
+}
+// Panels of a layer; of a paired one always even.
+CL_INLINE int num_panels(const Linear& l) {
+  if (!l.paired) return (l.num_outputs + kPanel - 1) / kPanel;
+  return (l.num_outputs / 2 + kPanel - 1) / kPanel * 2;
+}
+// First output of a panel, and how many outputs it has.
+CL_INLINE int panel_output(const Linear& l, int panel) {
+  return l.paired ? (panel & 1) * (l.num_outputs / 2) + panel / 2 * kPanel : panel * kPanel;
+}
+CL_INLINE int panel_width(const Linear& l, int panel) {
+  const int end = l.paired && !(panel & 1) ? l.num_outputs / 2 : l.num_outputs;
+  const int left = end - panel_output(l, panel);
+  return left < kPanel ? left : kPanel;
+}
+// Bytes of one group of a panel: codes, scales (f16), and minima where there are any.
+CL_INLINE int group_bytes(int kind) {
+  return kind == kWeightGroup8 ? 512 + 32 : kind == kWeightGroup4 ? 256 + 32 : 256 + 64;
+}
+CL_INLINE int64_t panel_bytes(const Linear& l) {
+  if (is_grouped(l.kind)) return int64_t(l.num_inputs / kGroupInputs) * group_bytes(l.kind);
+  return int64_t(num_units(l)) * 64;
+}
+
+// Rows of inputs in the form that a kind of weights takes.
+struct Inputs {
+  const void* rows;     // bf16, float or s8, `num_units` dwords each at least, padding zero
+  int64_t row_bytes;    // from one row to the next
+  const float* scales;  // s8: one a row, or one a group of each row
+  const int32_t* sums;  // s8: sum of a row's, or of a group's, numbers
+};
+
+enum OutputKind : int32_t {
+  kStore = 0,    // out = y
+  kAdd = 1,      // out += y, float
+  kSiluMul = 2,  // paired: out = silu(first half) * second half
+};
+
+struct Outputs {
+  int32_t kind;
+  int32_t dtype;
+  void* rows;
+  int64_t stride;  // items from one row to the next
+};
+
+void run_linear(Pool* pool, const Linear& linear, const Inputs& in, int64_t num_rows, const Outputs& out);
+
+// Bytes that run_quantise writes for one row of `n` inputs: numbers, padded.
+CL_INLINE int64_t quantised_row_bytes(int n) { return round_up(n, 64); }
+CL_INLINE int num_groups(int n) { return n / kGroupInputs; }
+
+}  // namespace cl

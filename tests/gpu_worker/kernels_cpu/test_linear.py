@@ -1,0 +1,128 @@
+"""Packed linear layers against products in float64, and GGUF blocks against the gguf package."""
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize, quantize
+
+from gpu_worker.kernels.cpu.arguments import KernelArgumentError
+from gpu_worker.kernels.cpu.library import Library
+from gpu_worker.kernels.cpu.linear import LinearKernels, PackedLinear, WeightKind
+from gpu_worker.kernels.cpu.threads import ThreadTeam
+
+SHAPES = [(96, 64), (49, 70), (160, 576), (33, 1536)]
+BATCHES = [1, 2, 5, 12, 17, 33, 79]
+# Largest error over largest output. 8-bit inputs and weights cost about half a per cent each.
+TOLERANCE = {WeightKind.FLOAT32: 3e-6, WeightKind.BFLOAT16: 4e-3, WeightKind.INT8: 2e-2}
+GGUF_KINDS = [WeightKind.Q8_0, WeightKind.Q4_0, WeightKind.Q4_1]
+
+
+@pytest.fixture
+def kernels(library: Library, team: ThreadTeam) -> LinearKernels:
+    return LinearKernels(library, team)
+
+
+def numbers(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def blocks_of(kind: WeightKind, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """GGUF blocks of a weight, and the numbers that they stand for."""
+    name = GGMLQuantizationType[kind.name]
+    blocks = quantize(weight.numpy(), name)
+    return torch.from_numpy(blocks), torch.from_numpy(dequantize(blocks, name))
+
+
+def relative_error(got: torch.Tensor, want: torch.Tensor) -> float:
+    return ((got.double() - want).abs().max() / want.abs().max()).item()
+
+
+def assert_rows_stand_alone(linear: PackedLinear, x: torch.Tensor, y: torch.Tensor) -> None:
+    for row in {0, len(x) // 2, len(x) - 1}:
+        assert torch.equal(linear(x[row : row + 1].clone()), y[row : row + 1])
+
+
+@pytest.mark.parametrize("kind", [WeightKind.FLOAT32, WeightKind.BFLOAT16, WeightKind.INT8], ids=lambda k: k.name)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_close_to_exact_and_each_row_alone_has_the_same_bits(
+    kernels: LinearKernels, shape: tuple[int, int], kind: WeightKind
+) -> None:
+    dtype = kind.input_dtype or torch.bfloat16
+    weight, bias = numbers(*shape, dtype=dtype), numbers(shape[0], dtype=dtype, seed=1)
+    linear = kernels.pack(weight, bias, kind)
+    for batch in BATCHES:
+        x = numbers(batch, shape[1], dtype=dtype, seed=batch)
+        y = linear(x)
+        want = x.double() @ weight.double().T + bias.double()
+        assert relative_error(y, want) < TOLERANCE[kind]
+        assert_rows_stand_alone(linear, x, y)
+
+
+@pytest.mark.parametrize("kind", GGUF_KINDS, ids=lambda k: k.name)
+def test_gguf_blocks_are_taken_bit_for_bit(kernels: LinearKernels, kind: WeightKind) -> None:
+    blocks, exact = blocks_of(kind, numbers(50, 192))
+    linear = kernels.pack_blocks(blocks, kind)
+    assert torch.equal(linear.gather(torch.arange(50), torch.float32), exact)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "f32"])
+@pytest.mark.parametrize("kind", GGUF_KINDS, ids=lambda k: k.name)
+def test_gguf_blocks_multiply(kernels: LinearKernels, kind: WeightKind, dtype: torch.dtype) -> None:
+    blocks, exact = blocks_of(kind, numbers(50, 192))
+    bias = numbers(50, dtype=dtype, seed=1)
+    linear = kernels.pack_blocks(blocks, kind, bias)
+    for batch in BATCHES:
+        x = numbers(batch, 192, dtype=dtype, seed=batch)
+        y = linear(x)
+        assert relative_error(y, x.double() @ exact.double().T + bias.double()) < 1.2e-2
+        assert_rows_stand_alone(linear, x, y)
+
+
+@pytest.mark.parametrize("kind", list(WeightKind), ids=lambda k: k.name)
+def test_paired_outputs_come_in_their_own_order(kernels: LinearKernels, kind: WeightKind) -> None:
+    dtype = kind.input_dtype or torch.float32
+    weight, bias = numbers(76, 64, dtype=dtype), numbers(76, dtype=dtype, seed=1)
+    x = numbers(7, 64, dtype=dtype, seed=2)
+    if kind.block_bytes:
+        blocks, _ = blocks_of(kind, weight)
+        plain, paired = (kernels.pack_blocks(blocks, kind, bias, each) for each in (False, True))
+    else:
+        plain, paired = (kernels.pack(weight, bias, kind, each) for each in (False, True))
+    assert torch.equal(paired(x), plain(x))
+
+
+@pytest.mark.parametrize("kind", [WeightKind.FLOAT32, WeightKind.BFLOAT16], ids=lambda k: k.name)
+def test_rows_of_an_embedding_come_back_exactly(kernels: LinearKernels, kind: WeightKind) -> None:
+    weight = numbers(49, 70, dtype=kind.input_dtype or torch.float32)
+    ids = torch.tensor([48, 0, 3, 3])
+    assert torch.equal(kernels.pack(weight).gather(ids, weight.dtype), weight[ids])
+
+
+def test_an_input_that_is_zero_or_not_finite_stays_itself(kernels: LinearKernels) -> None:
+    linear = kernels.pack(numbers(32, 64, dtype=torch.bfloat16), kind=WeightKind.INT8)
+    x = numbers(3, 64, dtype=torch.bfloat16)
+    x[0] = 0
+    x[1, 5] = float("nan")
+    y = linear(x)
+    assert torch.equal(y[0], torch.zeros(32, dtype=torch.bfloat16))
+    assert y[1].isnan().all()
+    assert y[2].isfinite().all()
+
+
+def test_arguments_that_do_not_fit_are_refused_by_name(kernels: LinearKernels) -> None:
+    linear = kernels.pack(numbers(32, 64, dtype=torch.bfloat16))
+    with pytest.raises(KernelArgumentError, match=r"x is torch\.float32; BFLOAT16 weights take torch\.bfloat16"):
+        linear(numbers(2, 64))
+    with pytest.raises(KernelArgumentError, match=r"x has shape \[2, 63\]; wanted \[None, 64\]"):
+        linear(numbers(2, 63, dtype=torch.bfloat16))
+    with pytest.raises(KernelArgumentError, match="ids outside the 32 rows"):
+        linear.gather(torch.tensor([32]), torch.bfloat16)
+    with pytest.raises(KernelArgumentError, match="bias has shape"):
+        kernels.pack(numbers(32, 64), numbers(31))
+    with pytest.raises(KernelArgumentError, match="cannot be packed as Q4_0"):
+        kernels.pack(numbers(32, 64), kind=WeightKind.Q4_0)
+    with pytest.raises(KernelArgumentError, match="cannot be packed as Q8_0"):
+        kernels.pack_blocks(torch.from_numpy(np.zeros((4, 33), dtype=np.uint8)), WeightKind.Q8_0)
+    with pytest.raises(KernelArgumentError, match="33 outputs cannot be paired"):
+        kernels.pack(numbers(33, 64), paired=True)
