@@ -5,7 +5,7 @@ import torch
 from gpu_worker.kernels.triton.attention_arguments import PagedKv, check_attention
 from gpu_worker.kernels.triton.checks import check_tensor
 from gpu_worker.kernels.triton.device.attention import paged_attention_kernel
-from gpu_worker.kernels.triton.shapes import Tile, has_large_shared_memory, prefill_tile
+from gpu_worker.kernels.triton.shapes import DeviceClass, Tile, prefill_tile
 
 
 def paged_attention(
@@ -31,7 +31,7 @@ def paged_attention(
     check_tensor("cu_q", cu_q, (num_rows + 1,), (torch.int32,), q.device)
     if num_rows == 0 or q.shape[0] == 0:
         return out
-    tile = prefill_tile(shape, large=has_large_shared_memory(q.device)) if tile is None else tile
+    tile = prefill_tile(shape, DeviceClass.of(q.device)) if tile is None else tile
     num_tiles = q.shape[0] // (tile.block_m // shape.group) + num_rows
     paged_attention_kernel[(num_tiles, shape.num_kv_heads)](
         q,

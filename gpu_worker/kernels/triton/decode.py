@@ -11,9 +11,9 @@ from gpu_worker.kernels.triton.device.decode import paged_decode_kernel, reduce_
 from gpu_worker.kernels.triton.shapes import (
     SMALLEST_DOT,
     AttentionShape,
+    DeviceClass,
     Tile,
     decode_tile,
-    has_large_shared_memory,
     next_power_of_2,
 )
 
@@ -66,7 +66,7 @@ def paged_decode(
         sizes = (None, shape.num_heads, splits)
         check_tensor("workspace.part", workspace.part, (*sizes, shape.head_dim), (torch.float32,), q.device)
         check_tensor("workspace.lse", workspace.lse, sizes, (torch.float32,), q.device)
-    tile = decode_tile(shape, large=has_large_shared_memory(q.device)) if tile is None else tile
+    tile = decode_tile(shape, DeviceClass.of(q.device)) if tile is None else tile
     paged_decode_kernel[(num_rows, shape.num_kv_heads, splits)](
         q,
         kv.k_pages,

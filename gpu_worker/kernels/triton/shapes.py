@@ -4,7 +4,8 @@ The tiles are chosen by what ahead-of-time compilation shows (no spills, shared 
 timing: `deploy/bench/gpu_check.py` sweeps the candidates where a GPU is at hand.
 """
 
-from dataclasses import dataclass
+import enum
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -70,45 +71,68 @@ class Tile:
     num_stages: int
 
 
-LARGE_SHARED_BYTES = 160 << 10
-"""Shared memory a program may have on sm_80, sm_90 and sm_100 (163 KiB on the smallest of them)."""
-SMALL_SHARED_BYTES = 99 << 10
-"""The same on sm_86, sm_89 and sm_120."""
+class DeviceClass(enum.Enum):
+    """Devices that want tiles of their own. The value is the architecture that the tiles are compiled for in CI."""
 
-_PREFILL: dict[tuple[int, bool], Tile] = {
-    (64, True): Tile(128, 64, 4, 3),
-    (128, True): Tile(128, 64, 8, 3),
-    (256, True): Tile(64, 32, 8, 2),
-    (64, False): Tile(64, 64, 4, 2),
-    (128, False): Tile(64, 32, 4, 2),
-    (256, False): Tile(32, 32, 4, 2),
+    AMPERE = 80
+    """A100: compute capability 8.0 and 8.7."""
+    SMALL = 86
+    """Consumer cards, 8.6, 8.9 and 12.x: less shared memory a program."""
+    HOPPER = 90
+    """H100, H200."""
+    BLACKWELL = 100
+    """B200: 10.x."""
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory that one program may have."""
+        match self:
+            case DeviceClass.AMPERE:
+                return 163 << 10
+            case DeviceClass.SMALL:
+                return 99 << 10
+            case DeviceClass.HOPPER | DeviceClass.BLACKWELL:
+                return 227 << 10
+
+    @classmethod
+    def of(cls, device: torch.device) -> "DeviceClass":
+        """That of a CUDA device. Raises KernelArgumentError before compute capability 8.0; others count as HOPPER."""
+        if device.type != "cuda":
+            return cls.HOPPER
+        capability = torch.cuda.get_device_capability(device)
+        check_that(capability >= (8, 0), f"compute capability {capability}: the kernels need 8.0 or newer")
+        if capability in ((8, 0), (8, 7)):
+            return cls.AMPERE
+        return {9: cls.HOPPER, 10: cls.BLACKWELL}.get(capability[0], cls.SMALL)
+
+
+_LARGE_PREFILL = {64: Tile(128, 64, 8, 3), 128: Tile(128, 64, 8, 3), 256: Tile(64, 32, 8, 2)}
+_LARGE_DECODE = {64: Tile(16, 128, 4, 3), 128: Tile(16, 64, 4, 3), 256: Tile(16, 32, 4, 3)}
+_PREFILL = {
+    # 128 rows with head size 128 spill on sm_80 where the group is no power of two.
+    DeviceClass.AMPERE: _LARGE_PREFILL | {128: Tile(64, 64, 8, 2)},
+    DeviceClass.HOPPER: _LARGE_PREFILL,
+    # With 8 warps ptxas spills a few bytes for head size 256 on sm_100.
+    DeviceClass.BLACKWELL: _LARGE_PREFILL | {256: Tile(64, 32, 4, 2)},
+    DeviceClass.SMALL: {64: Tile(64, 64, 4, 2), 128: Tile(64, 32, 4, 2), 256: Tile(32, 32, 4, 2)},
 }
-_DECODE: dict[tuple[int, bool], Tile] = {
-    (64, True): Tile(16, 128, 4, 3),
-    (128, True): Tile(16, 64, 4, 3),
-    (256, True): Tile(16, 32, 4, 3),
-    (64, False): Tile(16, 64, 4, 3),
-    (128, False): Tile(16, 64, 4, 2),
-    (256, False): Tile(16, 32, 4, 2),
+_DECODE = {
+    DeviceClass.AMPERE: _LARGE_DECODE,
+    DeviceClass.HOPPER: _LARGE_DECODE,
+    DeviceClass.BLACKWELL: _LARGE_DECODE,
+    DeviceClass.SMALL: {64: Tile(16, 64, 4, 3), 128: Tile(16, 64, 4, 2), 256: Tile(16, 32, 4, 2)},
 }
 
 
-def has_large_shared_memory(device: torch.device) -> bool:
-    """Whether the device's programs may have `LARGE_SHARED_BYTES`; not so on consumer cards."""
-    if device.type != "cuda":
-        return True
-    return torch.cuda.get_device_capability(device) in ((8, 0), (8, 7), (9, 0), (10, 0), (10, 3))
-
-
-def prefill_tile(shape: AttentionShape, *, large: bool = True) -> Tile:
+def prefill_tile(shape: AttentionShape, device_class: DeviceClass) -> Tile:
     """Tile of the unified kernel; its rows hold one token's group at least."""
-    tile = _PREFILL[shape.dim_pad, large]
-    return tile if tile.block_m >= shape.group else Tile(64, tile.block_n, tile.num_warps, tile.num_stages)
+    tile = _PREFILL[device_class][shape.dim_pad]
+    return tile if tile.block_m >= shape.group else replace(tile, block_m=64)
 
 
-def decode_tile(shape: AttentionShape, *, large: bool = True) -> Tile:
+def decode_tile(shape: AttentionShape, device_class: DeviceClass) -> Tile:
     """Tile of the split-KV kernel."""
-    return _DECODE[shape.dim_pad, large]
+    return _DECODE[device_class][shape.dim_pad]
 
 
 def num_splits(num_rows: int, num_kv_heads: int, max_kv_len: int, num_multiprocessors: int) -> int:

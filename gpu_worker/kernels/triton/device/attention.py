@@ -59,9 +59,9 @@ def paged_attention_kernel(
 ):
     """Grid (num_tokens // BLOCK_Q + num_rows, NUM_KV_HEADS), BLOCK_Q = BLOCK_M // GROUP tokens a tile.
 
-    q, out ``[tokens, heads, HEAD_DIM]`` with a stride a token, 16-byte aligned; row i has tokens ``[cu_q[i], cu_q[i + 1])``, the last
-    of its ``kv_lens[i]`` positions. Its block table is row i of `tables`, or row ``rows[i]`` with HAS_ROWS. Tokens
-    outside every row are left alone.
+    q, out ``[tokens, heads, HEAD_DIM]`` with a stride a token, 16-byte aligned; row i has tokens ``[cu_q[i],
+    cu_q[i + 1])``, the last of its ``kv_lens[i]`` positions. Its block table is row i of `tables`, or row
+    ``rows[i]`` with HAS_ROWS. Tokens outside every row are left alone.
     """
     BLOCK_Q: tl.constexpr = BLOCK_M // GROUP
     # The last tiles of a row see the most positions: they start first, so that the launch ends evenly.
