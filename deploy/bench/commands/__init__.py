@@ -1,1 +1,1 @@
-"""What people type: one module a command, each with `add_arguments(parser)` and `run(arguments) -> exit code`."""
+"""What the commands do once their arguments are read: one module a command, with `run(arguments) -> exit code`."""

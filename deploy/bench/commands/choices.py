@@ -1,110 +1,22 @@
-"""Arguments that several commands share: target, workload, load, objectives. Turns text into typed values."""
+"""What the shared arguments stand for: target, client, workload, load, objectives."""
 
 import argparse
 import os
-from collections.abc import Callable
-from pathlib import Path
-from typing import TypeVar
 
-from chairlift.client.connection import DEFAULT_TARGET
-from deploy.bench.figures.slo import ObjectiveError, Objectives, parse_objectives
+from deploy.bench.arguments import DEFAULT_CONCURRENCY, DEFAULT_NUM_REQUESTS, DEFAULT_OPS, DEFAULT_TARGET
+from deploy.bench.figures.slo import Objectives, parse_objectives
 from deploy.bench.load.arrivals import Arrivals
-from deploy.bench.load.client import StreamClient, TargetError
+from deploy.bench.load.client import StreamClient
 from deploy.bench.load.clock import Clock
 from deploy.bench.load.generator import LoadPlan
 from deploy.bench.load.grpc_client import GrpcClient, GrpcTarget
 from deploy.bench.load.openai_client import OpenAIClient, OpenAIOptions
-from deploy.bench.workload.catalogue import SPARSE_RATE, WORKLOADS, WorkloadOptions, find_workload
-from deploy.bench.workload.lengths import parse_length_range
-from deploy.bench.workload.request import Workload, WorkloadError
+from deploy.bench.workload.catalogue import WorkloadOptions, find_workload
+from deploy.bench.workload.names import SPARSE_RATE, WORKLOADS, WorkloadError
+from deploy.bench.workload.request import Workload
 
 API_KEY_ENV = "CHAIRLIFT_API_KEY"
-DEFAULT_OPS = "127.0.0.1:50052"
-DEFAULT_CONCURRENCY = 8
-DEFAULT_NUM_REQUESTS = 64
 WARMUP_SEED_STEP = 1_000_003
-
-_T = TypeVar("_T")
-
-
-def add_target_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which server."""
-    group = parser.add_argument_group("server")
-    group.add_argument("--target", metavar="ADDR", default=DEFAULT_TARGET, help=f"public address ({DEFAULT_TARGET})")
-    group.add_argument(
-        "--ops", metavar="ADDR", help=f"operator's address; default {DEFAULT_OPS} where --target is the default"
-    )
-    group.add_argument("--tls", action="store_true", help="TLS with the machine's certificates")
-    group.add_argument("--tls-ca", type=Path, metavar="FILE", help="TLS, trusting these certificates")
-    group.add_argument("--connections", type=positive_int, default=1, metavar="N", help="gRPC connections (1)")
-
-
-def add_openai_arguments(parser: argparse.ArgumentParser) -> None:
-    """Another server, by HTTP."""
-    group = parser.add_argument_group("another server, by OpenAI's HTTP interface")
-    group.add_argument("--openai", metavar="URL", help="base URL, for instance http://127.0.0.1:8000/v1")
-    group.add_argument("--model", help="model to ask for; default: the first that is listed")
-    group.add_argument(
-        "--prompt-form",
-        choices=("ids", "text", "chat"),
-        default="ids",
-        help="token ids or as many words to /completions, or words to /chat/completions (ids)",
-    )
-
-
-def add_workload_arguments(parser: argparse.ArgumentParser) -> None:
-    """What is asked."""
-    group = parser.add_argument_group("workload")
-    group.add_argument(
-        "--workload",
-        metavar="NAME|FILE",
-        default="mixed",
-        help=f"{', '.join(WORKLOADS)}, or a trace by path: Azure's .csv, Mooncake's .jsonl (mixed)",
-    )
-    group.add_argument("--prompt-tokens", type=checked(parse_length_range), metavar="N|LOW:HIGH")
-    group.add_argument("--output-tokens", type=checked(parse_length_range), metavar="N|LOW:HIGH")
-    group.add_argument("--length-scale", type=positive, default=1.0, metavar="F", help="on a trace's lengths (1)")
-    group.add_argument(
-        "--abandon-share", type=share, default=0.0, metavar="F", help="share of clients that go away in the middle (0)"
-    )
-    group.add_argument("--seed", type=int, default=0, help="of prompts, lengths and arrivals (0)")
-
-
-def add_load_arguments(parser: argparse.ArgumentParser) -> None:
-    """When it is asked."""
-    group = parser.add_argument_group("load")
-    group.add_argument("--rate", type=positive, metavar="R", help="open loop: requests a second")
-    group.add_argument(
-        "--burstiness",
-        type=positive,
-        default=1.0,
-        metavar="B",
-        help="of the gaps: 1 Poisson, below 1 bursts (gamma), inf constant (1)",
-    )
-    group.add_argument("--replay-speed", type=positive, metavar="F", help="a trace's own times, F times faster (1)")
-    group.add_argument(
-        "--concurrency",
-        type=positive_int,
-        metavar="N",
-        help=f"closed loop: N users ({DEFAULT_CONCURRENCY}); with an open loop: the most at once, waiting counts",
-    )
-    group.add_argument(
-        "--num-requests",
-        "--num-prompts",
-        type=positive_int,
-        metavar="N",
-        help=f"sessions to start ({DEFAULT_NUM_REQUESTS} unless --duration is given)",
-    )
-    group.add_argument("--duration", type=positive, metavar="S", help="start none later than this")
-    group.add_argument("--warmup", type=non_negative_int, default=4, metavar="N", help="uncounted requests before (4)")
-    group.add_argument("--timeout", type=positive, default=600.0, metavar="S", help="of one request (600)")
-    group.add_argument(
-        "--goodput",
-        nargs="+",
-        default=[],
-        metavar="KIND:MS",
-        help="objectives of a good request: ttft:MS tpot:MS itl:MS e2el:MS",
-    )
 
 
 def read_objectives(arguments: argparse.Namespace) -> Objectives:
@@ -186,51 +98,3 @@ def read_plan(arguments: argparse.Namespace, *, wants_ids: bool = False) -> Load
         timeout_s=arguments.timeout,
         wants_ids=wants_ids,
     )
-
-
-def checked(parse: Callable[[str], _T]) -> Callable[[str], _T]:
-    """A parser of ours as argparse wants it: its own message, no traceback."""
-
-    def parse_argument(text: str) -> _T:
-        try:
-            return parse(text)
-        except (WorkloadError, ObjectiveError, TargetError) as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-
-    return parse_argument
-
-
-def positive(text: str) -> float:
-    """A number above 0, ``inf`` included."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not value > 0:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a number above 0")
-    return value
-
-
-def share(text: str) -> float:
-    """A number from 0 to 1."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a number from 0 to 1")
-    return value
-
-
-def positive_int(text: str) -> int:
-    """A whole number above 0."""
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number above 0")
-    return int(text)
-
-
-def non_negative_int(text: str) -> int:
-    """A whole number from 0 on."""
-    if not text.isascii() or not text.isdigit():
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number")
-    return int(text)

@@ -1,31 +1,18 @@
-"""`chairlift bench limits`: what the load generator itself can drive on this machine."""
+"""What the load generator itself can drive on this machine."""
 
 import argparse
 import asyncio
-import sys
 
 import msgspec
 
 from chairlift.runtime.process import ExitCode
-from deploy.bench.commands.choices import positive
 from deploy.bench.limits import measure_limits
-from deploy.bench.load.client import TargetError
 from deploy.bench.output.table import format_table
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """All arguments of the command."""
-    parser.add_argument("--seconds", type=positive, default=3.0, metavar="S", help="of each of four measurements (3)")
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
-
-
 def run(arguments: argparse.Namespace) -> int:
-    """Measures and prints."""
-    try:
-        limits = asyncio.run(measure_limits(arguments.seconds))
-    except TargetError as error:
-        print(f"chairlift bench limits: {error}", file=sys.stderr)
-        return ExitCode.FAILED
+    """Measures and prints. Raises TargetError."""
+    limits = asyncio.run(measure_limits(arguments.seconds))
     if arguments.json:
         print(msgspec.json.encode(limits).decode())
     else:

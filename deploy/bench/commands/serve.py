@@ -1,66 +1,37 @@
-"""`chairlift bench serve`: plays a workload against a running server and reports what it measured."""
+"""Plays a workload against a running server and reports what it measured."""
 
 import argparse
 import asyncio
-import sys
-from pathlib import Path
 
 import msgspec
 
 from chairlift.runtime.process import ExitCode
 from deploy.bench.commands.choices import (
     WARMUP_SEED_STEP,
-    add_load_arguments,
-    add_openai_arguments,
-    add_target_arguments,
-    add_workload_arguments,
     open_client,
     read_objectives,
     read_ops_target,
     read_plan,
     read_workload,
 )
-from deploy.bench.figures.slo import ObjectiveError
+from deploy.bench.commands.files import write_json, write_table, write_text
 from deploy.bench.figures.summary import RunSummary
-from deploy.bench.load.client import StreamClient, TargetError
+from deploy.bench.load.client import StreamClient
 from deploy.bench.load.clock import Clock, MonotonicClock
+from deploy.bench.load.generator import LoadPlan
 from deploy.bench.load.record import Outcome, RequestRecord
 from deploy.bench.measure import Measurement, measure
-from deploy.bench.output.csv_file import write_csv
+from deploy.bench.output.html_report import render_report
 from deploy.bench.output.progress import ProgressBar
-from deploy.bench.output.result import RunResult, to_json_fields, write_result
+from deploy.bench.output.result import RunResult, to_json_fields
 from deploy.bench.output.table import format_run
-from deploy.bench.workload.request import WorkloadError
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """All arguments of the command."""
-    add_target_arguments(parser)
-    add_openai_arguments(parser)
-    add_workload_arguments(parser)
-    add_load_arguments(parser)
-    group = parser.add_argument_group("result")
-    group.add_argument("--label", default="", help="name of this run in comparisons")
-    group.add_argument("--token-digests", action="store_true", help="record a hash of each output's tokens")
-    group.add_argument("--json", action="store_true", help="print the figures as JSON")
-    group.add_argument("--output", type=Path, metavar="FILE.json", help="write figures and every request")
-    group.add_argument("--csv", type=Path, metavar="FILE.csv", help="write one line a request")
-    group.add_argument("--html", type=Path, metavar="FILE.html", help="write a report with plots")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Exit code: failed when no request came to its end, usage error when it could not be started."""
-    try:
-        result = asyncio.run(_measure(arguments))
-    except (TargetError, WorkloadError, ObjectiveError) as error:
-        print(f"chairlift bench serve: {error}", file=sys.stderr)
-        return ExitCode.USAGE
+    """Exit code: failed when no request came to its end. Raises BenchError."""
+    result = asyncio.run(_measure(arguments))
     summary = result.summarize()
-    try:
-        _write_files(arguments, result, summary)
-    except OSError as error:
-        print(f"chairlift bench serve: {error.filename}: {error.strerror}", file=sys.stderr)
-        return ExitCode.FAILED
+    _write_files(arguments, result, summary)
     if arguments.json:
         print(msgspec.json.encode(to_json_fields(result, summary, with_details=False)).decode())
     else:
@@ -69,17 +40,20 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def _measure(arguments: argparse.Namespace) -> RunResult:
+    # What is wrong with the arguments is said before a server is asked anything.
+    read_objectives(arguments)
+    read_workload(arguments, None, None)
+    plan = read_plan(arguments, wants_ids=arguments.token_digests)
     clock = MonotonicClock()
     client = open_client(arguments, clock)
     try:
-        return await _measure_with(client, arguments, clock)
+        return await _measure_with(client, arguments, plan, clock)
     finally:
         await client.close()
 
 
-async def _measure_with(client: StreamClient, arguments: argparse.Namespace, clock: Clock) -> RunResult:
+async def _measure_with(client: StreamClient, arguments: argparse.Namespace, plan: LoadPlan, clock: Clock) -> RunResult:
     model = await client.describe()
-    plan = read_plan(arguments, wants_ids=arguments.token_digests)
     wanted = Measurement(
         backend="openai" if arguments.openai else "chairlift",
         model=model,
@@ -105,6 +79,9 @@ async def _measure_with(client: StreamClient, arguments: argparse.Namespace, clo
 
 def _write_files(arguments: argparse.Namespace, result: RunResult, summary: RunSummary) -> None:
     if arguments.output is not None:
-        write_result(arguments.output, result, summary)
+        write_json(arguments.output, result, summary)
     if arguments.csv is not None:
-        write_csv(arguments.csv, result.records)
+        write_table(arguments.csv, result)
+    if arguments.html is not None:
+        title = f"{result.conditions.model.name} under {result.conditions.workload}"
+        write_text(arguments.html, render_report(title, [(result.label or "run", result)], [summary]))

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from deploy.bench.errors import BenchUsageError
 from deploy.bench.load.record import Outcome, RequestRecord
 
 ITL_SHARE = 0.99
@@ -22,7 +23,7 @@ class Objectives(msgspec.Struct, frozen=True, kw_only=True):
         return any(getattr(self, name) is not None for name in self.__struct_fields__)
 
 
-class ObjectiveError(ValueError):
+class ObjectiveError(BenchUsageError):
     """An objective that does not exist or is no number. The message says what was expected."""
 
 

@@ -64,7 +64,15 @@ def percentile(sorted_values: Floats, q: float) -> float:
 def bootstrap_percentiles(
     clusters: Clusters, quantiles: Sequence[float] = QUANTILES, num_resamples: int = NUM_RESAMPLES, seed: int = 0
 ) -> list[Interval]:
-    """A percentile-bootstrap interval for each quantile, resampling clusters.
+    """A percentile-bootstrap interval for each quantile, resampling clusters. Needs at least one value."""
+    found = resample_percentiles(clusters, quantiles, num_resamples, seed)
+    return [middle(found[:, column]) for column in range(len(quantiles))]
+
+
+def resample_percentiles(
+    clusters: Clusters, quantiles: Sequence[float] = QUANTILES, num_resamples: int = NUM_RESAMPLES, seed: int = 0
+) -> Floats:
+    """The quantiles of each resample, `[num_resamples, len(quantiles)]`; NaN where a resample holds no value.
 
     A resample is a weight for each cluster, so that values are sorted once. Needs at least one value.
     """
@@ -77,7 +85,7 @@ def bootstrap_percentiles(
         reached = numpy.cumsum(weights)
         if reached[-1] > 0:
             found[resample] = clusters.values[numpy.searchsorted(reached, shares * (reached[-1] - 1), side="right")]
-    return [_middle(found[:, column]) for column in range(len(shares))]
+    return found
 
 
 def bootstrap_mean(clusters: Clusters, num_resamples: int = NUM_RESAMPLES, seed: int = 0) -> Interval:
@@ -88,7 +96,7 @@ def bootstrap_mean(clusters: Clusters, num_resamples: int = NUM_RESAMPLES, seed:
     chosen = random.integers(0, clusters.num_clusters, size=(num_resamples, clusters.num_clusters))
     drawn = counts[chosen].sum(axis=1)
     with numpy.errstate(invalid="ignore"):
-        return _middle(sums[chosen].sum(axis=1) / drawn)
+        return middle(sums[chosen].sum(axis=1) / drawn)
 
 
 def mean_interval(values: Sequence[float]) -> Interval | None:
@@ -98,6 +106,19 @@ def mean_interval(values: Sequence[float]) -> Interval | None:
     centre = math.fsum(values) / len(values)
     variance = math.fsum((value - centre) ** 2 for value in values) / (len(values) - 1)
     reach = t_quantile(len(values) - 1) * math.sqrt(variance / len(values))
+    return Interval(centre - reach, centre + reach)
+
+
+def welch_interval(ours: Sequence[float], theirs: Sequence[float]) -> Interval | None:
+    """Welch's interval of the difference of two means, theirs less ours; None for fewer than two values on a side."""
+    if min(len(ours), len(theirs)) < 2:
+        return None
+    squares = [float(numpy.var(side, ddof=1)) / len(side) for side in (ours, theirs)]
+    centre = float(numpy.mean(theirs) - numpy.mean(ours))
+    if sum(squares) == 0:
+        return Interval(centre, centre)
+    split = sum(square**2 / (len(side) - 1) for square, side in zip(squares, (ours, theirs), strict=True))
+    reach = t_quantile(max(1, int(sum(squares) ** 2 / split))) * math.sqrt(sum(squares))
     return Interval(centre - reach, centre + reach)
 
 
@@ -115,7 +136,8 @@ def is_supported(num_values: int, q: float) -> bool:
     return num_values * (100 - q) / 100 >= MIN_TAIL_OBSERVATIONS
 
 
-def _middle(estimates: Floats) -> Interval:
+def middle(estimates: Floats) -> Interval:
+    """The interval that holds 95 % of the estimates; NaN are left out."""
     known = estimates[~numpy.isnan(estimates)]
     tail = (1 - CONFIDENCE) / 2 * 100
     low, high = numpy.percentile(known, (tail, 100 - tail))

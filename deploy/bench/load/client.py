@@ -4,6 +4,7 @@ from typing import Protocol
 
 import msgspec
 
+from deploy.bench.errors import BenchError
 from deploy.bench.load.record import RequestRecord
 
 
@@ -30,7 +31,7 @@ class TargetModel(msgspec.Struct, frozen=True, kw_only=True):
     is_deterministic: bool | None = None
 
 
-class TargetError(Exception):
+class TargetError(BenchError):
     """A server that cannot be measured: not there, or not speaking what was expected. The message says which."""
 
 

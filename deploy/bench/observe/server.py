@@ -75,31 +75,27 @@ class ServerTotals(msgspec.Struct, frozen=True, kw_only=True):
 
 @asynccontextmanager
 async def watch_server(target: GrpcTarget | None, clock: Clock) -> AsyncIterator[ServerWatch]:
-    """Samples the operator's port while the block runs, and once at its end. None: there is no such port."""
-    watch = ServerWatch()
+    """Samples the operator's port while the block runs, and once at its end. None: there is no such port.
+
+    Raises TargetError when the connection cannot even be tried.
+    """
     if target is None:
-        watch.why_none = watch.why_no_iterations = "no operator port was named"
-        yield watch
+        reason = "no operator port was named"
+        yield ServerWatch(why_none=reason, why_no_iterations=reason)
         return
-    connection = connect(target)
-    channel = open_channel(connection)
-    stub, metadata = ops_pb2_grpc.OpsServiceStub(channel), connection.metadata
+    watcher = _Watcher(target, clock)
     try:
-        await _sample(stub, metadata, clock, watch)
-        tasks: list[asyncio.Task[None]] = []
-        if not watch.why_none:
-            tasks.append(asyncio.create_task(_keep_sampling(stub, metadata, clock, watch)))
-            tasks.append(asyncio.create_task(_follow_iterations(stub, metadata, clock, watch)))
+        await watcher.sample()
+        tasks = [asyncio.create_task(watcher.keep_sampling()), asyncio.create_task(watcher.follow_iterations())]
         try:
-            yield watch
+            yield watcher.watch
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        if not watch.why_none:
-            await _sample(stub, metadata, clock, watch)
+        await watcher.sample()
     finally:
-        await channel.close()
+        await watcher.close()
 
 
 def sum_up(samples: Sequence[LoadSample]) -> ServerTotals | None:
@@ -122,61 +118,71 @@ def sum_up(samples: Sequence[LoadSample]) -> ServerTotals | None:
     )
 
 
-async def _keep_sampling(
-    stub: ops_pb2_grpc.OpsServiceAsyncStub, metadata: Sequence[tuple[str, str]], clock: Clock, watch: ServerWatch
-) -> None:
-    while not watch.why_none and len(watch.samples) < _MAX_SAMPLES:
-        await asyncio.sleep(SAMPLE_INTERVAL_S)
-        await _sample(stub, metadata, clock, watch)
+class _Watcher:
+    def __init__(self, target: GrpcTarget, clock: Clock) -> None:
+        connection = connect(target)
+        self.watch = ServerWatch()
+        self._clock = clock
+        self._metadata = connection.metadata
+        self._channel = open_channel(connection)
+        self._stub: ops_pb2_grpc.OpsServiceAsyncStub = ops_pb2_grpc.OpsServiceStub(self._channel)
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+    async def keep_sampling(self) -> None:
+        while not self.watch.why_none and len(self.watch.samples) < _MAX_SAMPLES:
+            await asyncio.sleep(SAMPLE_INTERVAL_S)
+            await self.sample()
+
+    async def sample(self) -> None:
+        if self.watch.why_none:
+            return
+        request = ops_pb2.GetLoadRequest()
+        try:
+            answer = await self._stub.GetLoad(request, metadata=self._metadata, timeout=_CALL_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            self.watch.why_none = describe_error(error)
+            return
+        replicas = [one for one in answer.replicas if one.state != ops_pb2.REPLICA_STATE_UNREACHABLE]
+        if replicas:
+            self.watch.config_revision = max(one.config_revision for one in replicas) or None
+        self.watch.samples.append(_add_up(self._clock.now_ns(), replicas))
+
+    async def follow_iterations(self) -> None:
+        try:
+            async for message in self._stub.WatchIterations(ops_pb2.WatchIterationsRequest(), metadata=self._metadata):
+                now_ns = self._clock.now_ns()
+                self.watch.iterations += [_to_sample(now_ns, one) for one in message.iterations]
+                if len(self.watch.iterations) > _MAX_ITERATIONS:
+                    self.watch.why_no_iterations = f"only the first {_MAX_ITERATIONS} are kept"
+                    return
+        except grpc.aio.AioRpcError as error:
+            self.watch.why_no_iterations = describe_error(error)
 
 
-async def _sample(
-    stub: ops_pb2_grpc.OpsServiceAsyncStub, metadata: Sequence[tuple[str, str]], clock: Clock, watch: ServerWatch
-) -> None:
-    try:
-        answer = await stub.GetLoad(ops_pb2.GetLoadRequest(), metadata=metadata, timeout=_CALL_TIMEOUT_S)
-    except grpc.aio.AioRpcError as error:
-        watch.why_none = describe_error(error)
-        return
-    replicas = [one for one in answer.replicas if one.state != ops_pb2.REPLICA_STATE_UNREACHABLE]
-    if replicas:
-        watch.config_revision = max(one.config_revision for one in replicas)
-    watch.samples.append(
-        LoadSample(
-            clock.now_ns(),
-            sum(one.num_running for one in replicas),
-            sum(one.num_waiting for one in replicas),
-            sum(one.kv_blocks.used for one in replicas),
-            sum(one.kv_blocks.total for one in replicas),
-            sum(one.totals.preemptions for one in replicas),
-            sum(one.totals.iterations for one in replicas),
-            sum(one.totals.output_tokens for one in replicas),
-            sum(one.totals.cached_tokens for one in replicas),
-            sum(one.totals.prompt_tokens for one in replicas),
-        )
+def _add_up(at_ns: int, replicas: Sequence[ops_pb2.ReplicaLoad]) -> LoadSample:
+    return LoadSample(
+        at_ns,
+        sum(one.num_running for one in replicas),
+        sum(one.num_waiting for one in replicas),
+        sum(one.kv_blocks.used for one in replicas),
+        sum(one.kv_blocks.total for one in replicas),
+        sum(one.totals.preemptions for one in replicas),
+        sum(one.totals.iterations for one in replicas),
+        sum(one.totals.output_tokens for one in replicas),
+        sum(one.totals.cached_tokens for one in replicas),
+        sum(one.totals.prompt_tokens for one in replicas),
     )
 
 
-async def _follow_iterations(
-    stub: ops_pb2_grpc.OpsServiceAsyncStub, metadata: Sequence[tuple[str, str]], clock: Clock, watch: ServerWatch
-) -> None:
-    try:
-        async for message in stub.WatchIterations(ops_pb2.WatchIterationsRequest(), metadata=metadata):
-            now_ns = clock.now_ns()
-            for one in message.iterations:
-                watch.iterations.append(
-                    IterationSample(
-                        now_ns,
-                        one.num_seqs,
-                        one.num_tokens,
-                        one.num_prefill_tokens,
-                        one.kv_blocks.used,
-                        one.device_ms,
-                        one.total_ms,
-                    )
-                )
-            if len(watch.iterations) > _MAX_ITERATIONS:
-                watch.why_no_iterations = f"only the first {_MAX_ITERATIONS} are kept"
-                return
-    except grpc.aio.AioRpcError as error:
-        watch.why_no_iterations = describe_error(error)
+def _to_sample(at_ns: int, one: ops_pb2.Iteration) -> IterationSample:
+    return IterationSample(
+        at_ns,
+        one.num_seqs,
+        one.num_tokens,
+        one.num_prefill_tokens,
+        one.kv_blocks.used,
+        one.device_ms,
+        one.total_ms,
+    )

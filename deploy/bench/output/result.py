@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from deploy.bench.errors import BenchUsageError
 from deploy.bench.figures.slo import Objectives
 from deploy.bench.figures.summary import RunSummary, summarize_run
 from deploy.bench.load.client import TargetModel
@@ -19,7 +20,7 @@ from deploy.bench.observe.server import IterationSample, LoadSample, ServerTotal
 FORMAT = "chairlift.bench/1"
 
 
-class ResultError(ValueError):
+class ResultError(BenchUsageError):
     """A file that is not a result. The message says what was expected."""
 
 

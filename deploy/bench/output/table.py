@@ -30,13 +30,14 @@ def format_table(rows: Sequence[Sequence[str]], header: Sequence[str] = ()) -> s
 
 def format_run(result: RunResult, summary: RunSummary) -> str:
     """What `chairlift bench serve` shows at its end."""
-    parts = [format_table(_totals(result, summary)), "", _latencies(summary)]
+    parts = [format_table(total_rows(result, summary)), "", _latencies(summary)]
     if result.warnings:
         parts += ["", *(f"warning: {warning}" for warning in result.warnings)]
     return "\n".join(parts)
 
 
-def _totals(result: RunResult, summary: RunSummary) -> list[tuple[str, str]]:
+def total_rows(result: RunResult, summary: RunSummary) -> list[tuple[str, str]]:
+    """Counts and throughput: name and value."""
     rows = [
         ("Requests completed", f"{summary.completed}"),
         ("Requests failed", f"{summary.failed}" + _reasons(summary)),
@@ -69,19 +70,21 @@ def _reasons(summary: RunSummary) -> str:
     return f" ({told})" if told else ""
 
 
-def _latencies(summary: RunSummary) -> str:
-    if not summary.latencies:
-        return "No request came to its end: no latencies."
-    quantiles = next(iter(summary.latencies.values())).percentiles
+def latency_rows(summary: RunSummary) -> tuple[list[str], list[list[str]]]:
+    """A header, and a row for each kind of latency; no rows where nothing came to its end."""
+    quantiles = list(next(iter(summary.latencies.values())).percentiles) if summary.latencies else []
     header = ["ms", "mean", *(f"p{q:g}" for q in quantiles), "p99's 95 % interval"]
     rows = []
     for name, latency in summary.latencies.items():
         cells = [f"{value:.2f}" + ("*" if q in latency.unsupported else "") for q, value in latency.percentiles.items()]
         interval = latency.intervals[99.0]
         rows.append([TITLES[name], f"{latency.mean:.2f}", *cells, f"{interval.low:.2f} … {interval.high:.2f}"])
-    note = (
-        "* fewer than 5 observations lie beyond it"
-        if any(one.unsupported for one in summary.latencies.values())
-        else ""
-    )
-    return format_table(rows, header) + (f"\n{note}" if note else "")
+    return header, rows
+
+
+def _latencies(summary: RunSummary) -> str:
+    header, rows = latency_rows(summary)
+    if not rows:
+        return "No request came to its end: no latencies."
+    is_thin = any(one.unsupported for one in summary.latencies.values())
+    return format_table(rows, header) + ("\n* fewer than 5 observations lie beyond it" if is_thin else "")

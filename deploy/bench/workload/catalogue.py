@@ -5,9 +5,10 @@ from pathlib import Path
 import msgspec
 
 from deploy.bench.workload.lengths import LengthRange
+from deploy.bench.workload.names import WORKLOADS, WorkloadError
 from deploy.bench.workload.peers import PeersWorkload
 from deploy.bench.workload.prompts import TokenIds, token_ids_within
-from deploy.bench.workload.request import Workload, WorkloadError
+from deploy.bench.workload.request import Workload
 from deploy.bench.workload.synthetic import (
     LONG_OUTPUT,
     LONG_PROMPT,
@@ -27,9 +28,6 @@ _SHAPES = {
     "mixed": (LengthRange(32, 256), LengthRange(16, 256)),
     "sparse": (SHORT_PROMPT, LengthRange(32, 64)),
 }
-WORKLOADS = (*_SHAPES, "shared-prefix", "chat", "peers-mixed", "peers-single", "peers-prefill")
-SPARSE_RATE = 0.2
-"""Requests a second of the workload `sparse` unless another load is asked for: they never meet."""
 
 
 class WorkloadOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,9 +1,13 @@
 """Distributions of prompt and output lengths, by an argument such as ``32:256``. Owns no generator of its own."""
 
-import msgspec
-import numpy
+from typing import TYPE_CHECKING
 
-from deploy.bench.workload.request import WorkloadError
+import msgspec
+
+from deploy.bench.workload.names import WorkloadError
+
+if TYPE_CHECKING:
+    import numpy
 
 
 class LengthRange(msgspec.Struct, frozen=True):
@@ -12,7 +16,7 @@ class LengthRange(msgspec.Struct, frozen=True):
     low: int
     high: int
 
-    def draw(self, random: numpy.random.Generator) -> int:
+    def draw(self, random: "numpy.random.Generator") -> int:
         """One length."""
         return int(random.integers(self.low, self.high + 1))
 

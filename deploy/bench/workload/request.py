@@ -38,7 +38,3 @@ class Workload(Protocol):
 
     def sessions(self) -> Iterator[Session]:
         """The sessions, from the first one on, the same each time; endless unless the source is finite."""
-
-
-class WorkloadError(ValueError):
-    """A workload that does not exist, or a file that cannot be read as one. The message says what was expected."""

@@ -13,8 +13,9 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from deploy.bench.workload.names import WorkloadError
 from deploy.bench.workload.prompts import Purpose, TokenIds
-from deploy.bench.workload.request import BenchRequest, Session, WorkloadError
+from deploy.bench.workload.request import BenchRequest, Session
 
 MOONCAKE_BLOCK = 512
 """Tokens that one of Mooncake's hash ids stands for."""

@@ -8,8 +8,9 @@ import pytest
 
 from deploy.bench.workload.catalogue import WorkloadOptions, find_workload
 from deploy.bench.workload.lengths import LengthRange, parse_length_range
+from deploy.bench.workload.names import WorkloadError
 from deploy.bench.workload.peers import PeersWorkload
-from deploy.bench.workload.request import Session, WorkloadError
+from deploy.bench.workload.request import Session
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:17:03.9799600,48,10

@@ -1,0 +1,1 @@
+"""The fair experiment: variants that differ in one variable, the same requests, alternating order, a verdict."""

@@ -1,0 +1,104 @@
+"""One HTML file with figures and plots and nothing outside it: no script, no font, no image to load. Pure."""
+
+import html
+from collections.abc import Sequence
+
+from deploy.bench.figures.comparison import Difference
+from deploy.bench.figures.summary import RunSummary
+from deploy.bench.output.difference_table import DIFFERENCE_HEADER, to_difference_row
+from deploy.bench.output.plots import Labelled, plot_all
+from deploy.bench.output.result import RunResult
+from deploy.bench.output.svg import render_chart
+from deploy.bench.output.table import latency_rows, total_rows
+from deploy.bench.output.timeline import render_timeline
+
+_STYLE = """
+:root { color-scheme: light dark; --ink: #1a1a1a; --soft: #767676; --grid: #dddddd; --page: #ffffff }
+@media (prefers-color-scheme: dark) { :root { --ink: #e8e8e8; --soft: #9a9a9a; --grid: #3a3a3a; --page: #161616 } }
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--page); margin: 2rem auto;
+       max-width: 1180px; padding: 0 1rem }
+h1 { font-size: 1.5rem } h2 { font-size: 1.15rem; margin-top: 2rem }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; margin: .5rem 0 }
+td, th { padding: .15rem .8rem .15rem 0; text-align: right; border-bottom: 1px solid var(--grid) }
+td:first-child, th:first-child { text-align: left }
+.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(480px, 1fr)); gap: 1rem }
+svg { width: 100%; height: auto } .title { font-weight: 600; font-size: 13px; fill: var(--ink) }
+.label { font-size: 11px; fill: var(--soft) } .grid { stroke: var(--grid); stroke-width: 1 }
+.line { fill: none; stroke-width: 1.6 } .key { stroke-width: 3 }
+.wait { fill: #e69f00; opacity: .55 } .decode { fill: #0072b2 } .bad { fill: #d55e00 }
+.warning { border-left: 4px solid #d55e00; padding-left: .6rem } .soft { color: var(--soft) }
+"""
+
+
+def render_report(
+    title: str,
+    runs: Labelled,
+    summaries: Sequence[RunSummary],
+    *,
+    question: str = "",
+    differences: Sequence[tuple[str, Sequence[Difference]]] = (),
+    warnings: Sequence[str] = (),
+) -> str:
+    """The page. `summaries` belong to `runs`; `differences` are tables with their titles."""
+    parts = [f"<h1>{html.escape(title)}</h1>"]
+    if question:
+        parts.append(f"<p>{html.escape(question)}</p>")
+    parts += [f'<p class="warning">{html.escape(warning)}</p>' for warning in warnings]
+    for heading, table in differences:
+        parts += [
+            f"<h2>{html.escape(heading)}</h2>",
+            _table([to_difference_row(one) for one in table], DIFFERENCE_HEADER),
+        ]
+    for (label, run), summary in zip(runs, summaries, strict=True):
+        parts += _describe_run(label, run, summary)
+    parts.append("<h2>Plots</h2>")
+    parts.append(f'<div class="plots">{"".join(render_chart(chart) for chart in plot_all(runs))}</div>')
+    parts.append(
+        "<h2>Timeline</h2><p class='soft'>Orange: from the intended sending to the first token. Blue: tokens.</p>"
+    )
+    parts += [render_timeline(label, run) for label, run in runs]
+    body = "\n".join(parts)
+    return (
+        f'<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8"><title>{html.escape(title)}</title>'
+        f"<style>{_STYLE}</style></head>\n<body>\n{body}\n</body>\n</html>\n"
+    )
+
+
+def _describe_run(label: str, run: RunResult, summary: RunSummary) -> list[str]:
+    parts = [f"<h2>{html.escape(label)}</h2>", f'<p class="soft">{html.escape(describe_conditions(run))}</p>']
+    parts += [f'<p class="warning">{html.escape(warning)}</p>' for warning in run.warnings]
+    parts.append(_table(total_rows(run, summary)))
+    header, rows = latency_rows(summary)
+    return [*parts, _table(rows, header)]
+
+
+def describe_conditions(run: RunResult) -> str:
+    """How the run came about, in one line."""
+    conditions = run.conditions
+    load = "all at once"
+    if conditions.request_rate is not None:
+        load = f"{conditions.request_rate:g} requests/s, burstiness {conditions.burstiness:g}"
+    elif conditions.max_concurrency is not None:
+        load = f"concurrency {conditions.max_concurrency}"
+    machine, model = conditions.machine, conditions.model
+    details = ", ".join(f"{key} {value}" for key, value in conditions.workload_details.items())
+    settings = ", ".join(f"{key}={value}" for key, value in conditions.settings.items())
+    return "; ".join(
+        part
+        for part in (
+            conditions.date,
+            f"model {model.name} {model.dtype or ''} {model.fingerprint or ''}".strip(),
+            f"workload {conditions.workload} ({details})",
+            load,
+            f"{machine.cpu}, {machine.num_cores} cores, {machine.system}",
+            f"chairlift {conditions.software.chairlift} {conditions.software.commit}".strip(),
+            settings,
+        )
+        if part
+    )
+
+
+def _table(rows: Sequence[Sequence[str]], header: Sequence[str] = ()) -> str:
+    head = f"<tr>{''.join(f'<th>{html.escape(cell)}</th>' for cell in header)}</tr>" if header else ""
+    lines = (f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    return f"<table>{head}{''.join(lines)}</table>"
