@@ -57,10 +57,15 @@ class KvCache:
     """
 
     def __init__(self, geometry: KvGeometry, num_blocks: int, device: torch.device) -> None:
+        """Allocates. Raises KvCacheSizeError when the memory is not to be had."""
         self.geometry = geometry
         self.num_blocks = num_blocks
         shape = (geometry.num_layers, 2, num_blocks + 1, geometry.num_kv_heads, geometry.block_size, geometry.head_dim)
-        self._pool = torch.empty(shape, dtype=geometry.dtype, device=device)
+        try:
+            self._pool = torch.empty(shape, dtype=geometry.dtype, device=device)
+        except RuntimeError:
+            wanted = (num_blocks + 1) * geometry.block_bytes
+            raise KvCacheSizeError(f"{wanted} bytes for the KV cache cannot be allocated on {device}") from None
         self._pool[:, :, self.dummy_block].zero_()
         self.pages: tuple[LayerPages, ...] = tuple((layer[0], layer[1]) for layer in self._pool)
 

@@ -1,5 +1,6 @@
 """The one entrance of loading: a `ModelSource` in, configuration and weights out."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -28,19 +29,35 @@ class LoadedModel:
     weight_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """A model whose files have been found whole and fitting; its weights are not read yet."""
+
+    source: ModelSource
+    config: ModelConfig
+    _tensors: TensorSource
+
+    def load(
+        self, dtype: torch.dtype, device: torch.device, progress: Progress = lambda done, total: None
+    ) -> LoadedModel:
+        """Reads the weights, in float32 or bfloat16. Raises ModelLoadError for damage inside one tensor's data."""
+        weights = Assembler(self.config, self._tensors, dtype, device, progress).build()
+        num_parameters = sum(math.prod(shape) for shape in expected_tensors(self.config).values())
+        return LoadedModel(self.config, weights, num_parameters, num_parameters * dtype.itemsize)
+
+
+def open_model(source: ModelSource) -> ModelFiles:
+    """Reads the configuration and the tables of tensors, and checks one against the other. Raises ModelLoadError."""
+    config, tensors = _open(source)
+    check_tensors(config, tensors)
+    return ModelFiles(source, config, tensors)
+
+
 def load_model(
     source: ModelSource, dtype: torch.dtype, device: torch.device, progress: Progress = lambda done, total: None
 ) -> LoadedModel:
-    """Reads configuration and weights. Everything that can be wrong is found before memory is taken, but for damage
-    inside the data of one tensor.
-
-    `dtype` is float32 or bfloat16. Raises ModelLoadError.
-    """
-    config, tensors = _open(source)
-    check_tensors(config, tensors)
-    weights = Assembler(config, tensors, dtype, device, progress).build()
-    num_parameters = sum(torch.Size(shape).numel() for shape in expected_tensors(config).values())
-    return LoadedModel(config, weights, num_parameters, num_parameters * dtype.itemsize)
+    """Opens and loads. Raises ModelLoadError."""
+    return open_model(source).load(dtype, device, progress)
 
 
 def _open(source: ModelSource) -> tuple[ModelConfig, TensorSource]:

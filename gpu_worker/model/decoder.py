@@ -44,6 +44,11 @@ class Decoder:
         self._heads = HeadShape(config.num_heads, config.num_kv_heads, config.head_dim)
         self._cos_sin = cos_sin_table(config, max_model_len, weights.embedding.device)
 
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are, and so everything else."""
+        return self._weights.embedding.device
+
     def forward(self, step: StepInput, pages: Sequence[LayerPages]) -> torch.Tensor:
         """Hidden states [T, hidden_size] after the last layer, before the final norm. Writes the step's KV."""
         attention = self._attention.prepare(step.attention)

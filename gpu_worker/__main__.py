@@ -1,0 +1,67 @@
+"""``python -m gpu_worker``: the worker process alone.
+
+Imports torch only after settings are read and the threads are chosen, since OpenMP looks at its environment once.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+
+import structlog
+
+from chairlift.runtime.model_source import ModelNotFoundError, resolve_model
+from chairlift.runtime.process import ExitCode, StopSignal, die_with_parent, stop_on_signals
+from chairlift.runtime.settings import Settings
+from chairlift.runtime.settings_loader import parse_settings
+from chairlift.runtime.sockets import EndpointError
+from chairlift.runtime.telemetry import configure_logging
+from gpu_worker.threads import prepare_openmp, usable_cores
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs until SIGTERM or SIGINT; the exit code says why it ended."""
+    die_with_parent()
+    settings = parse_settings(argv, "gpu_worker")
+    configure_logging(settings.telemetry, "worker")
+    num_threads = settings.worker.num_threads or usable_cores()
+    prepare_openmp(os.environ, num_threads)
+    with stop_on_signals() as stop:
+        return _run(settings, num_threads, stop)
+
+
+def _run(settings: Settings, num_threads: int, stop: StopSignal) -> int:
+    import torch
+
+    from gpu_worker.engine import UnusableSettingsError
+    from gpu_worker.faults import FaultInjector
+    from gpu_worker.kv_cache import KvCacheSizeError
+    from gpu_worker.loading.errors import ModelLoadError
+    from gpu_worker.loading.loader import open_model
+    from gpu_worker.service import StopRequestedError, WorkerService
+    from gpu_worker.warm_up import WarmUpError
+
+    torch.set_num_threads(num_threads)
+    try:
+        files = open_model(resolve_model(settings.model.source, settings.model.revision))
+        service = WorkerService(settings, files, FaultInjector.from_environ(os.environ))
+    except (ModelNotFoundError, ModelLoadError) as error:
+        return _give_up(ExitCode.MODEL, "model_cannot_be_loaded", error)
+    except (UnusableSettingsError, EndpointError, OSError, ValueError) as error:
+        return _give_up(ExitCode.USAGE, "worker_cannot_start", error)
+    try:
+        return service.run(service.load(stop), stop)
+    except StopRequestedError:
+        return ExitCode.OK
+    except (ModelLoadError, KvCacheSizeError, WarmUpError, torch.OutOfMemoryError) as error:
+        return _give_up(ExitCode.MODEL, "model_cannot_be_served", error)
+    finally:
+        service.close()
+
+
+def _give_up(code: ExitCode, event: str, error: Exception) -> ExitCode:
+    structlog.get_logger().error(event, reason=str(error).splitlines()[0])
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,63 @@
+"""The packed columns of a plan as numpy arrays."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from chairlift.ipc.device import Plan
+from gpu_worker.batch.limits import InvalidPlanError
+
+Column = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanColumns:
+    """Everything of a plan that is a column, unpacked. Pairs are split into two columns of equal length."""
+
+    left: Column
+    appended_rows: Column
+    appended_blocks: Column
+    copy_sources: Column
+    copy_destinations: Column
+    decode_rows: Column
+    chunk_rows: Column
+    chunk_tokens: Column
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the step computes."""
+        return len(self.decode_rows) + int(self.chunk_tokens.sum())
+
+
+def unpack_plan(plan: Plan) -> PlanColumns:
+    """Raises InvalidPlanError for a column that is no whole number of items or pairs, and for swaps."""
+    if plan.swap_out or plan.swap_in:
+        raise InvalidPlanError("the plan swaps, and this worker has no swap pool")
+    appended = _pairs("appended", plan.appended)
+    copies = _pairs("copies", plan.copies)
+    chunks = _pairs("chunks", plan.chunks)
+    return PlanColumns(
+        unpack_column("left", plan.left),
+        appended[:, 0],
+        appended[:, 1],
+        copies[:, 0],
+        copies[:, 1],
+        unpack_column("decode", plan.decode),
+        chunks[:, 0],
+        chunks[:, 1],
+    )
+
+
+def unpack_column(name: str, packed: bytes) -> Column:
+    """u32 items as int64. Raises InvalidPlanError naming the column."""
+    if len(packed) % 4:
+        raise InvalidPlanError(f"{name}: {len(packed)} bytes are no column of u32")
+    return np.frombuffer(packed, "<u4").astype(np.int64)
+
+
+def _pairs(name: str, packed: bytes) -> Column:
+    column = unpack_column(name, packed)
+    if len(column) % 2:
+        raise InvalidPlanError(f"{name}: {len(column)} items are no pairs")
+    return column.reshape(-1, 2)

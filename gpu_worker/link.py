@@ -1,0 +1,141 @@
+"""The worker's end of the worker link: greeting, receiving plans, sending results. Knows no model.
+
+The scheduler binds; this side connects and reconnects, and greets again when a scheduler that does not know it asks.
+"""
+
+import enum
+import os
+import socket as host_socket
+import time
+from collections import deque
+
+import structlog
+import zmq
+
+from chairlift.ipc import device
+from chairlift.ipc.codec import MalformedMessageError
+from chairlift.ipc.common import PROTOCOL_MAJOR, PROTOCOL_MINOR, HelloRefused, HelloWanted, is_compatible
+from chairlift.runtime.settings import IpcSettings
+
+_MAX_PENDING_PLANS = 16
+"""Plans taken off the socket before they are carried out; a scheduler has two in flight."""
+
+Outgoing = device.WorkerHello | device.StepDone | device.StepFailed | device.NeedSnapshot | device.WorkerBye
+
+
+class Standing(enum.Enum):
+    """How the scheduler sees this worker."""
+
+    UNKNOWN = "waiting for the scheduler"
+    GREETED = "greeted"
+    REFUSED = "refused by the scheduler"
+
+
+class SchedulerLink:
+    """The main socket. Not thread-safe."""
+
+    def __init__(
+        self,
+        socket: "zmq.Socket[bytes]",
+        geometry: device.Geometry,
+        worker_epoch: int,
+        settings: IpcSettings,
+    ) -> None:
+        max_bytes = settings.max_message_bytes
+        self._socket = socket
+        self._geometry = geometry
+        self._epoch = worker_epoch
+        self._timeout_s = settings.heartbeat_timeout_s
+        self._incoming = device.to_worker_codec(max_bytes)
+        self._outgoing = device.to_scheduler_codec(max_bytes)
+        self._plans: deque[device.Plan] = deque()
+        self._hello_at: float | None = None
+        self._heard_at = time.monotonic()
+        self._log = structlog.get_logger()
+        self.standing = Standing.UNKNOWN
+        self.malformed = 0
+        """Frames dropped because they were no message of this link."""
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether the scheduler has greeted this worker and is not silent since."""
+        return self.standing is Standing.GREETED and time.monotonic() - self._heard_at < self._timeout_s
+
+    def receive(self) -> None:
+        """Takes what has arrived, without waiting; plans queue for `next_plan`."""
+        while len(self._plans) < _MAX_PENDING_PLANS:
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            if len(frames) != 1:
+                self._count_malformed(f"{len(frames)} frames")
+                continue
+            try:
+                message = self._incoming.decode(frames[0])
+            except MalformedMessageError as error:
+                self._count_malformed(str(error))
+                continue
+            self._heard_at = time.monotonic()
+            self._take(message)
+        self._greet_if_due()
+
+    def next_plan(self) -> device.Plan | None:
+        """The oldest plan not yet carried out."""
+        return self._plans.popleft() if self._plans else None
+
+    def send(self, message: Outgoing) -> bool:
+        """Whether it was queued; False when no scheduler is there. A result that is lost so is planned again."""
+        try:
+            self._socket.send(self._outgoing.encode(message), zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
+
+    def _take(self, message: object) -> None:
+        match message:
+            case device.Plan():
+                self._plans.append(message)
+            case device.SchedulerGreeting(major=major, minor=minor, epoch=epoch):
+                self._log.info("scheduler_greeted", scheduler_epoch=epoch, protocol=f"{major}.{minor}")
+                self.standing = Standing.GREETED if is_compatible(major) else Standing.REFUSED
+            case HelloWanted():
+                self._forget_scheduler()
+            case HelloRefused(reason=reason, message=text):
+                self._log.error("refused_by_scheduler", reason=reason, message=text)
+                self.standing = Standing.REFUSED
+            case _:
+                pass
+
+    def _forget_scheduler(self) -> None:
+        """A scheduler that does not know this worker asked for a hello."""
+        # It may have asked several times before the hello arrived, and takes a second one for a new life.
+        if self.standing is Standing.GREETED or not self._has_greeted_just_now:
+            self._plans.clear()
+            self.standing, self._hello_at = Standing.UNKNOWN, None
+
+    @property
+    def _has_greeted_just_now(self) -> bool:
+        return self._hello_at is not None and time.monotonic() - self._hello_at < self._timeout_s
+
+    def _greet_if_due(self) -> None:
+        """Says hello, and again when a hello stays unanswered for long: it may have been lost with a connection."""
+        if self.standing is Standing.UNKNOWN and not self._has_greeted_just_now and self.send(self._hello()):
+            self._hello_at = time.monotonic()
+
+    def _hello(self) -> device.WorkerHello:
+        return device.WorkerHello(
+            PROTOCOL_MAJOR,
+            PROTOCOL_MINOR,
+            self._incoming.tags,
+            self._epoch,
+            rank=0,
+            world_size=1,
+            geometry=self._geometry,
+            pid=os.getpid(),
+            host=host_socket.gethostname(),
+        )
+
+    def _count_malformed(self, why: str) -> None:
+        self.malformed += 1
+        self._log.warning("malformed_message", reason=why, count=self.malformed)

@@ -1,0 +1,152 @@
+"""The worker process around the runner: start in order, one loop over the link and the batch, end in order."""
+
+import gc
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import structlog
+import zmq
+
+from chairlift.ipc.device import WorkerBye
+from chairlift.runtime.probes import ProbeServer, ProcessState
+from chairlift.runtime.process import ExitCode, StopSignal, new_epoch
+from chairlift.runtime.settings import Settings
+from chairlift.runtime.sockets import connect_dealer, worker_endpoint
+from gpu_worker.engine import Engine, build_engine, choose_sizes
+from gpu_worker.faults import FaultInjector
+from gpu_worker.heartbeat import Heartbeat, Progress
+from gpu_worker.link import SchedulerLink, Standing
+from gpu_worker.loading.loader import ModelFiles
+
+_STALE_AFTER_S = 120.0
+"""A loop that has not turned for this long hangs: far above the largest step of a large model on a CPU."""
+
+_LINGER_MS = 200
+"""How long the last messages may take to leave."""
+
+
+class StopRequestedError(Exception):
+    """A signal came while the model was loading."""
+
+
+class WorkerService:
+    """Builds the process, runs it, takes it down. Main thread only."""
+
+    def __init__(self, settings: Settings, files: ModelFiles, faults: FaultInjector) -> None:
+        """Checks everything that can be checked without reading weights, then opens the probe's port.
+
+        Raises UnusableSettingsError, EndpointError, or OSError when the port is taken.
+        """
+        self._settings = settings
+        self._files = files
+        self._faults = faults
+        self._log = structlog.get_logger()
+        self._sizes = choose_sizes(settings, files.config)
+        self._endpoint = worker_endpoint(settings.ipc)
+        self._epoch = new_epoch()
+        self._progress = Progress()
+        self.state = ProcessState(_STALE_AFTER_S)
+        listen = settings.worker.metrics_listen
+        self._probes = ProbeServer(listen, self.state) if listen else None
+
+    def load(self, stop: StopSignal) -> Engine:
+        """Reads weights, sizes the cache, warms up.
+
+        Raises ModelLoadError, KvCacheSizeError, WarmUpError, or StopRequestedError at a signal between two tensors.
+        """
+
+        def progress(done: int, total: int) -> None:
+            if stop.requested:
+                raise StopRequestedError
+            self.state.turned()
+            self.state.set_ready(False, f"loading weights, {done * 100 // total} %")
+
+        started = time.monotonic()
+        model = self._files.load(self._sizes.dtype, self._sizes.device, progress)
+        self._log.info(
+            "weights_loaded",
+            parameters=model.num_parameters,
+            mib=model.weight_bytes >> 20,
+            dtype=str(self._sizes.dtype).removeprefix("torch."),
+            seconds=round(time.monotonic() - started, 2),
+        )
+        self.state.set_ready(False, "warming up")
+        return build_engine(self._settings, self._files.source, model, self._sizes, self._epoch, self._faults)
+
+    def run(self, engine: Engine, stop: StopSignal) -> int:
+        """Serves plans until `stop` is requested or the scheduler refuses this worker. Returns the exit code."""
+        with self._connected(engine) as (socket, link, heartbeat):
+            poller = zmq.Poller()
+            poller.register(socket, zmq.POLLIN)
+            poller.register(stop.fileno(), zmq.POLLIN)
+            timeout_ms = round(self._settings.ipc.heartbeat_interval_s * 1000)
+            self._log.info("worker_started", endpoint=self._endpoint, epoch=self._epoch, **_figures(engine))
+            # Everything alive now stays: later collections need not look at it.
+            gc.collect()
+            gc.freeze()
+            while not stop.requested:
+                poller.poll(timeout_ms)
+                self._turn(engine, link, stop)
+                self._note_standing(link, heartbeat)
+                if link.standing is Standing.REFUSED:
+                    return ExitCode.USAGE
+            link.send(WorkerBye(self._epoch))
+        self._log.info("worker_stopped", steps=engine.runner.counters.steps)
+        return ExitCode.OK
+
+    def close(self) -> None:
+        """Frees the probe's port."""
+        if self._probes is not None:
+            self._probes.close()
+
+    @contextmanager
+    def _connected(self, engine: Engine) -> "Iterator[tuple[zmq.Socket[bytes], SchedulerLink, Heartbeat]]":
+        ipc = self._settings.ipc
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        identity = b"worker-" + secrets.token_hex(8).encode()
+        try:
+            socket = connect_dealer(context, self._endpoint, ipc, identity)
+            link = SchedulerLink(socket, engine.geometry, self._epoch, ipc)
+            heartbeat = Heartbeat(context, self._endpoint, ipc, identity, self._epoch, self._progress)
+            try:
+                yield socket, link, heartbeat
+            finally:
+                heartbeat.close()
+        finally:
+            context.destroy(linger=_LINGER_MS)
+
+    def _turn(self, engine: Engine, link: SchedulerLink, stop: StopSignal) -> None:
+        """Carries out every plan that has arrived, in order; each result leaves before the next plan begins."""
+        link.receive()
+        while not stop.requested and (plan := link.next_plan()) is not None:
+            self._progress.step_started_ns = time.monotonic_ns()
+            result = engine.runner.execute(plan)
+            self._progress.step_started_ns = None
+            self._progress.last_step = engine.runner.last_step
+            if result is not None and not link.send(result):
+                self._log.warning("result_not_sent", step=plan.step)
+            self.state.turned()
+            link.receive()
+        self.state.turned()
+
+    def _note_standing(self, link: SchedulerLink, heartbeat: Heartbeat) -> None:
+        if link.standing is Standing.GREETED:
+            heartbeat.is_greeted.set()
+        else:
+            heartbeat.is_greeted.clear()
+        self.state.set_ready(link.is_heard, "" if link.is_heard else Standing.UNKNOWN.value)
+
+
+def _figures(engine: Engine) -> dict[str, object]:
+    geometry = engine.geometry
+    return {
+        "model": geometry.model,
+        "device": geometry.device,
+        "dtype": geometry.dtype,
+        "max_model_len": geometry.max_model_len,
+        "max_num_seqs": geometry.max_num_seqs,
+        "max_num_batched_tokens": geometry.max_num_batched_tokens,
+        "kv_tokens": geometry.num_blocks * geometry.block_size,
+    }
