@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import structlog
+import torch
 import zmq
 
 from chairlift.ipc.device import WorkerBye
@@ -87,14 +88,19 @@ class WorkerService:
             gc.collect()
             gc.freeze()
             while not stop.requested:
-                poller.poll(timeout_ms)
                 self._turn(engine, link, stop)
                 self._note_standing(link, heartbeat)
                 if link.standing is Standing.REFUSED:
                     return ExitCode.USAGE
+                poller.poll(timeout_ms)
             link.send(WorkerBye(self._epoch))
         self._log.info("worker_stopped", steps=engine.runner.counters.steps)
         return ExitCode.OK
+
+    @property
+    def probe_port(self) -> int | None:
+        """Port of the probes; None where they are switched off."""
+        return self._probes.port if self._probes is not None else None
 
     def close(self) -> None:
         """Frees the probe's port."""
@@ -145,6 +151,7 @@ def _figures(engine: Engine) -> dict[str, object]:
         "model": geometry.model,
         "device": geometry.device,
         "dtype": geometry.dtype,
+        "num_threads": torch.get_num_threads(),
         "max_model_len": geometry.max_model_len,
         "max_num_seqs": geometry.max_num_seqs,
         "max_num_batched_tokens": geometry.max_num_batched_tokens,

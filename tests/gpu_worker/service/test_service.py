@@ -1,0 +1,143 @@
+"""The worker process's loop against a scheduler that is only a socket."""
+
+import time
+import urllib.error
+import urllib.request
+from typing import Any
+
+import pytest
+
+from chairlift.ipc import device
+from chairlift.ipc.common import HelloRefused, HelloWanted, Reason, SamplingParams
+from chairlift.ipc.tokens import pack_u32, unpack_u32
+from chairlift.runtime.process import ExitCode
+from gpu_worker.heartbeat import Progress
+
+PROMPT = [5, 9, 14, 3]
+
+
+def snapshot(epoch: int, step: int = 1) -> device.Plan:
+    row = device.BoardedRow(0, pack_u32(PROMPT), 4, 0, pack_u32([2]), 0, SamplingParams(temperature=0))
+    return device.Plan(epoch, step, True, boarded=(row,), chunks=pack_u32([0, 4]))
+
+
+def decode(epoch: int, step: int) -> device.Plan:
+    return device.Plan(epoch, step, decode=pack_u32([0]))
+
+
+def probe(worker: Any, path: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{worker.service.probe_port}{path}", timeout=5) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def test_a_life(new_scheduler: Any, new_worker: Any, until: Any, greedy: Any) -> None:
+    """Hello, two plans in flight, results in order, beats with progress, goodbye."""
+    worker = new_worker()
+    until(lambda: probe(worker, "/readyz") == (503, "waiting for the scheduler\n"), "loaded, and nobody there")
+    assert probe(worker, "/livez")[0] == 200
+    scheduler = new_scheduler()
+    hello = scheduler.greet()
+    geometry = hello.geometry
+    assert (geometry.max_num_seqs, geometry.max_num_batched_tokens, geometry.block_size) == (4, 48, 8)
+    assert (geometry.max_model_len, geometry.vocab_size, geometry.dtype) == (512, 199, "float32")
+    assert geometry.num_blocks == (1 << 20) // (geometry.kv_bytes_per_token * 8) - 1
+    assert len(geometry.fingerprint) == 16
+    until(lambda: probe(worker, "/readyz")[0] == 200, "ready after the greeting")
+    epoch = hello.worker_epoch
+    for plan in (snapshot(epoch), decode(epoch, 2)):
+        scheduler.send(plan)
+    results = [scheduler.receive(device.StepDone) for _ in range(2)]
+    assert [result.step for result in results] == [1, 2]
+    assert [token for result in results for token in unpack_u32(result.sampled)] == greedy(PROMPT, 2)
+    until(lambda: scheduler.receive(device.WorkerBeat).last_step == 2, "a beat that shows the step")
+    beat_identity = next(who for who, what in scheduler.received if isinstance(what, device.WorkerBeat))
+    assert beat_identity == scheduler.worker + device.BEAT_SUFFIX
+    worker.stop.request()
+    assert scheduler.receive(device.WorkerBye).worker_epoch == epoch
+    assert worker.join() == ExitCode.OK
+
+
+def test_bad_frames_and_bad_plans_end_nothing(new_scheduler: Any, new_worker: Any, greedy: Any) -> None:
+    worker, scheduler = new_worker(), new_scheduler()
+    epoch = scheduler.greet().worker_epoch
+    for frames in ((b"",), (b"\xff\x00garbage",), (b"one", b"two")):
+        scheduler.send_raw(*frames)
+    scheduler.send(device.Plan(epoch, 1, True, decode=pack_u32([3])))
+    failed = scheduler.receive(device.StepFailed)
+    assert (failed.step, failed.kind) == (1, "invalid_plan")
+    scheduler.send(decode(epoch, 7))
+    assert scheduler.receive(device.NeedSnapshot).worker_epoch == epoch
+    scheduler.send(decode(epoch + 2, 8))
+    scheduler.send(snapshot(epoch, 9))
+    assert list(unpack_u32(scheduler.receive(device.StepDone).sampled)) == greedy(PROMPT, 1)
+    assert worker.engine.runner.counters.foreign == 1
+
+
+def test_a_new_scheduler_asks_and_is_greeted_once(new_scheduler: Any, new_worker: Any) -> None:
+    """The successor knows nobody: each beat makes it ask, and a second hello would look like a new life."""
+    new_worker(heartbeat_timeout_s=5.0)
+    first = new_scheduler()
+    hello = first.greet()
+    first.send(snapshot(hello.worker_epoch))
+    first.receive(device.StepDone)
+    first.close()
+    second = new_scheduler(epoch=10)
+    second.receive(device.WorkerBeat)
+    second.worker = first.worker
+    for _ in range(3):
+        second.send(HelloWanted(10))
+    again = second.greet()
+    assert again.worker_epoch == hello.worker_epoch
+    second.send(snapshot(hello.worker_epoch))
+    second.receive(device.StepDone)
+    assert sum(isinstance(message, device.WorkerHello) for _, message in second.received) == 1
+
+
+def test_an_unanswered_hello_is_repeated(new_scheduler: Any, new_worker: Any) -> None:
+    new_worker(heartbeat_timeout_s=0.2)
+    scheduler = new_scheduler()
+    first = scheduler.receive(device.WorkerHello)
+    assert scheduler.receive(device.WorkerHello) == first
+
+
+def test_readiness_follows_the_scheduler(new_scheduler: Any, new_worker: Any, until: Any) -> None:
+    """A scheduler that falls silent takes readiness with it, and liveness not."""
+    worker, scheduler = new_worker(heartbeat_timeout_s=0.3), new_scheduler()
+    scheduler.greet()
+    until(lambda: probe(worker, "/readyz")[0] == 200, "ready")
+    until(lambda: probe(worker, "/readyz")[0] == 503, "not ready once the scheduler is silent")
+    assert probe(worker, "/livez")[0] == 200
+    scheduler.send(device.SchedulerBeat(9))
+    until(lambda: probe(worker, "/readyz")[0] == 200, "ready again")
+
+
+def test_refusal_ends_the_process_loudly(
+    new_scheduler: Any, new_worker: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    worker, scheduler = new_worker(), new_scheduler()
+    scheduler.receive(device.WorkerHello)
+    scheduler.send(HelloRefused(Reason.GEOMETRY_MISMATCH, "rank 0 differs in block_size"))
+    assert worker.join() == ExitCode.USAGE
+    assert "rank 0 differs in block_size" in capsys.readouterr().out
+
+
+def test_progress_tells_how_long_a_step_runs() -> None:
+    progress = Progress()
+    assert progress.busy_ns() == 0
+    progress.step_started_ns = time.monotonic_ns() - 5_000_000
+    assert progress.busy_ns() >= 5_000_000
+
+
+@pytest.fixture
+def greedy(twins: Any) -> Any:
+    def generate(prompt: list[int], count: int) -> list[int]:
+        tokens = list(prompt)
+        for _ in range(count):
+            tokens.append(int(twins("qwen2").reference_logits(tokens)[-1].argmax()))
+        return tokens[len(prompt) :]
+
+    return generate
