@@ -5,39 +5,60 @@ nothing else. So a dependency that is used and not declared fails, and no packag
 """
 
 import os
+import platform
 import subprocess
 import sys
 import venv
 import zipfile
-from collections.abc import Callable, Iterator
-from importlib.metadata import Distribution, PathDistribution, distribution
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from importlib.metadata import Distribution, PathDistribution, distribution, packages_distributions
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from gpu_worker.kernels.cpu.build import PACKAGED_FOLDER, library_name
+from gpu_worker.kernels.cpu.instruction_sets import INSTRUCTION_SETS
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = {"chairlift", "deploy", "gateway", "gpu_worker", "scheduler_svc"}
 
+# Triton's kernels need a package that comes with the CUDA builds of torch.
 IMPORT_ALL = """
 import importlib, pkgutil, sys
 for name in sys.argv[1:]:
     package = importlib.import_module(name)
     for module in pkgutil.walk_packages(getattr(package, "__path__", []), name + "."):
-        if not module.name.endswith("__main__"):
+        if not module.name.endswith("__main__") and not module.name.startswith("gpu_worker.kernels.triton."):
             importlib.import_module(module.name)
     print(name, package.__file__)
 """
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
+COMPILER = """\
+#!/bin/sh
+# Stands in for a C++ compiler: an empty file for each output asked for, and no knowledge of AMX.
+case "$*" in *amx*) echo "error: unknown option" >&2; exit 1;; esac
+while [ "$1" != -o ]; do shift; done
+: > "$2"
+"""
+
+
+def build_wheel(folder: Path, **variables: str) -> tuple[Path, str]:
+    """The wheel, and what its build had to say."""
     build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(folder)]
-    done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(build, cwd=ROOT, env=os.environ | variables, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     (built,) = folder.glob("*.whl")
+    return built, done.stderr
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Without the compiled kernels, which take a while and have tests of their own."""
+    built, _ = build_wheel(tmp_path_factory.mktemp("wheel"), HATCH_BUILD_NO_HOOKS="true")
     return built
 
 
@@ -67,14 +88,26 @@ def closure(wheel: Path, extras: set[str]) -> dict[str, Distribution]:
     return needed
 
 
+@cache
+def owners() -> Mapping[str, list[str]]:
+    """The distributions installed here, by top-level module or namespace."""
+    return packages_distributions()
+
+
 def link(found: Distribution, site_packages: Path) -> None:
-    """Makes a distribution's modules and metadata appear in another environment."""
+    """Makes a distribution's modules and metadata appear in another environment.
+
+    A folder is linked as a whole unless it is a namespace that several distributions share.
+    """
     for file in found.files or []:
-        if ".." not in file.parts:
-            target = site_packages / file
+        if ".." in file.parts:
+            continue
+        is_shared = len(set(owners().get(file.parts[0], ()))) > 1
+        part = Path(file) if is_shared else Path(file.parts[0])
+        target = site_packages / part
+        if not target.exists():
             target.parent.mkdir(parents=True, exist_ok=True)
-            if not target.exists():
-                target.symlink_to(Path(str(found.locate_file(file))))
+            target.symlink_to(Path(str(found.locate_file(part))))
 
 
 class Environment:
@@ -98,9 +131,9 @@ class Environment:
 
 @pytest.fixture(scope="module")
 def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Environment]:
+    @cache
     def make(extra: str) -> Environment:
-        extras = {extra} if extra else set()
-        return Environment(tmp_path_factory.mktemp(extra or "base"), wheel, extras)
+        return Environment(tmp_path_factory.mktemp(extra or "base"), wheel, {extra} if extra else set())
 
     return make
 
@@ -151,3 +184,29 @@ def test_command_of_a_bare_installation_answers(environment: Callable[[str], Env
     assert done.returncode == 0, done.stderr
     assert "serve" in done.stdout
     assert "generate" in done.stdout
+
+
+def libraries_in(wheel: Path) -> set[str]:
+    return {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("gpu_worker/kernels/cpu/lib/")}
+
+
+@pytest.mark.skipif(
+    (platform.system(), platform.machine()) != ("Linux", "x86_64"), reason="the CPU kernels are for Linux on x86-64"
+)
+def test_kernels_are_compiled_into_the_wheel_where_the_worker_looks_for_them(tmp_path: Path) -> None:
+    compiler = tmp_path / "c++"
+    compiler.write_text(COMPILER)
+    compiler.chmod(0o755)
+    built, said = build_wheel(tmp_path, CXX=str(compiler))
+    sets = [each for each in INSTRUCTION_SETS if each.name != "amx"]
+    wanted = {library_name(each.name, each.compiler_flags) for each in sets}
+    assert libraries_in(built) == {f"{PACKAGED_FOLDER.relative_to(ROOT).as_posix()}/{name}" for name in wanted}
+    assert built.name.endswith("-py3-none-linux_x86_64.whl")
+    assert "no CPU kernels for amx in the wheel" in said
+
+
+def test_without_a_compiler_the_wheel_is_a_pure_one_and_the_build_says_so(tmp_path: Path) -> None:
+    built, said = build_wheel(tmp_path, CXX="no-such-compiler")
+    assert libraries_in(built) == set()
+    assert built.name.endswith("-py3-none-any.whl")
+    assert said.count("no CPU kernels in the wheel: no C++ compiler") == (platform.machine() == "x86_64")
