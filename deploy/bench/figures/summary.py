@@ -11,6 +11,7 @@ import numpy
 
 from deploy.bench.figures.slo import Objectives, is_good
 from deploy.bench.figures.statistics import (
+    NUM_RESAMPLES,
     QUANTILES,
     Clusters,
     Interval,
@@ -84,8 +85,13 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
         return fields
 
 
-def summarize_run(records: Sequence[RequestRecord], objectives: Objectives, seed: int = 0) -> RunSummary:
-    """All figures of `records`. Works with none of them measured; then there are no latencies."""
+def summarize_run(
+    records: Sequence[RequestRecord], objectives: Objectives, num_resamples: int = NUM_RESAMPLES
+) -> RunSummary:
+    """All figures of `records`. Works with none of them measured; then there are no latencies.
+
+    Fewer `num_resamples` are quicker and make the intervals rough; percentiles do not depend on them.
+    """
     measured = [record for record in records if record.is_measured]
     duration = _duration_s(records)
     outcomes = Counter(record.outcome.value for record in records)
@@ -114,7 +120,7 @@ def summarize_run(records: Sequence[RequestRecord], objectives: Objectives, seed
         timeout_rate=outcomes[Outcome.TIMED_OUT] / judged if judged else 0.0,
         preemptions=sum(record.server.preemptions for record in records),
         cached_tokens=sum(record.server.cached_tokens for record in records),
-        latencies=_summarize_latencies(measured, seed),
+        latencies=_summarize_latencies(measured, num_resamples),
         send_lag_p99_ms=float(numpy.percentile(lags, 99)) if lags else 0.0,
     )
 
@@ -138,7 +144,7 @@ def observe(records: Sequence[RequestRecord], latency: str) -> list[list[float]]
             raise ValueError(f"no latency is called {latency}")
 
 
-def summarize_latency(clusters: Clusters, seed: int = 0) -> LatencySummary:
+def summarize_latency(clusters: Clusters, num_resamples: int) -> LatencySummary:
     """Mean, spread and percentiles with intervals. Needs at least one value."""
     values = clusters.values
     return LatencySummary(
@@ -148,18 +154,18 @@ def summarize_latency(clusters: Clusters, seed: int = 0) -> LatencySummary:
         minimum=float(values[0]),
         maximum=float(values[-1]),
         percentiles={q: percentile(values, q) for q in QUANTILES},
-        mean_interval=bootstrap_mean(clusters, seed=seed),
-        intervals=dict(zip(QUANTILES, bootstrap_percentiles(clusters, seed=seed), strict=True)),
+        mean_interval=bootstrap_mean(clusters, num_resamples),
+        intervals=dict(zip(QUANTILES, bootstrap_percentiles(clusters, QUANTILES, num_resamples), strict=True)),
         unsupported=tuple(q for q in QUANTILES if not is_supported(len(values), q)),
     )
 
 
-def _summarize_latencies(measured: Sequence[RequestRecord], seed: int) -> dict[str, LatencySummary]:
+def _summarize_latencies(measured: Sequence[RequestRecord], num_resamples: int) -> dict[str, LatencySummary]:
     found: dict[str, LatencySummary] = {}
     for name in LATENCIES:
         clusters = group_observations(observe(measured, name))
         if len(clusters.values):
-            found[name] = summarize_latency(clusters, seed)
+            found[name] = summarize_latency(clusters, num_resamples)
     return found
 
 

@@ -10,6 +10,7 @@ import msgspec
 
 from deploy.bench.errors import BenchUsageError
 from deploy.bench.figures.slo import Objectives
+from deploy.bench.figures.statistics import NUM_RESAMPLES
 from deploy.bench.figures.summary import RunSummary, summarize_run
 from deploy.bench.load.client import TargetModel
 from deploy.bench.load.record import RequestRecord
@@ -62,9 +63,9 @@ class RunResult(msgspec.Struct, kw_only=True):
     samples: list[LoadSample] = msgspec.field(default_factory=list)
     iterations: list[IterationSample] = msgspec.field(default_factory=list)
 
-    def summarize(self) -> RunSummary:
+    def summarize(self, num_resamples: int = NUM_RESAMPLES) -> RunSummary:
         """The figures, from the records."""
-        return summarize_run(self.records, self.conditions.objectives)
+        return summarize_run(self.records, self.conditions.objectives, num_resamples)
 
 
 def to_json_fields(result: RunResult, summary: RunSummary, *, with_details: bool) -> dict[str, Any]:

@@ -17,7 +17,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a ready-made experiment (see --list), or a file like them",
     )
     parser.add_argument("--list", action="store_true", help="name the ready-made experiments and their questions")
-    parser.add_argument()
     parser.add_argument("--repetitions", type=positive_int, metavar="N", help="runs of each variant")
     parser.add_argument("--num-requests", type=positive_int, metavar="N", help="sessions of each run")
     parser.add_argument(

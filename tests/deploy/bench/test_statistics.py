@@ -32,15 +32,15 @@ def test_percentiles_of_a_known_grid() -> None:
     ids=["exponential", "uniform", "pareto"],
 )
 def test_intervals_cover_the_true_percentile_as_often_as_they_say(draw, quantile) -> None:  # type: ignore[no-untyped-def]
-    """95 % intervals of p50 and p90 from 300 draws, 200 times over: about 190 of them hold the truth."""
+    """95 % intervals of p50 and p90 from 200 draws, 100 times over: about 95 of them hold the truth."""
     random = numpy.random.Generator(numpy.random.PCG64(1))
     hits = {50.0: 0, 90.0: 0}
-    for repetition in range(200):
-        clusters = group_observations([[value] for value in draw(random, 300).tolist()])
+    for repetition in range(100):
+        clusters = group_observations([[value] for value in draw(random, 200).tolist()])
         intervals = bootstrap_percentiles(clusters, (50.0, 90.0), num_resamples=200, seed=repetition)
         for q, interval in zip(hits, intervals, strict=True):
             hits[q] += interval.low <= quantile(q / 100) <= interval.high
-    assert all(176 <= count <= 199 for count in hits.values()), hits
+    assert all(86 <= count <= 100 for count in hits.values()), hits
 
 
 def test_observations_of_one_request_are_not_taken_for_independent() -> None:

@@ -1,0 +1,112 @@
+"""Tunes stacks of its own or a live server, and reports what it chose and why."""
+
+import argparse
+import asyncio
+import os
+import sys
+
+import msgspec
+
+from chairlift.runtime.process import ExitCode
+from chairlift.runtime.settings_loader import load_settings
+from deploy.bench.commands.choices import API_KEY_ENV
+from deploy.bench.commands.files import write_text
+from deploy.bench.errors import BenchUsageError
+from deploy.bench.load.client import TargetModel
+from deploy.bench.load.grpc_client import GrpcTarget
+from deploy.bench.output.difference_table import format_differences
+from deploy.bench.tune.journal import Journal, JournalHead
+from deploy.bench.tune.plant import LADDERS, LivePlant, OwnStackPlant, Plant, TrialLoad, make_ladders
+from deploy.bench.tune.search import Bounds, Phase
+from deploy.bench.tune.trial import Trial, TuneObjectives
+from deploy.bench.tune.tuned_file import format_trial, render_tuned_file
+from deploy.bench.tune.tuner import Tuned, tune
+from deploy.bench.workload.catalogue import WorkloadOptions
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Exit code: failed where nothing is within the objectives. Raises BenchError and what the launcher raises."""
+    objectives = TuneObjectives(ttft_p99_ms=arguments.slo_ttft_p99_ms, itl_p99_ms=arguments.slo_itl_p99_ms)
+    load = _read_load(arguments)
+    workload = load.draw(TargetModel(name=""), 0)
+    head = JournalHead(
+        objectives=objectives,
+        workload=workload.name,
+        workload_details=workload.describe() | {"num_requests": load.num_requests},
+        plant=arguments.target or "own stacks",
+    )
+    journal = Journal(arguments.journal, head)
+    tuned = asyncio.run(_tune(arguments, objectives, load, journal))
+    _report(arguments, tuned, journal, objectives)
+    return ExitCode.OK if tuned.outcome.best is not None else ExitCode.FAILED
+
+
+async def _tune(arguments: argparse.Namespace, objectives: TuneObjectives, load: TrialLoad, journal: Journal) -> Tuned:
+    bounds = Bounds(max_concurrency=arguments.max_concurrency, max_trials=arguments.max_trials)
+    async with _open_plant(arguments, objectives, load) as plant:
+        ladders = make_ladders(await plant.start_values(), _read_bounds(arguments.bound))
+        return await tune(plant, ladders, bounds, objectives, journal, arguments.repetitions, _tell)
+
+
+def _open_plant(arguments: argparse.Namespace, objectives: TuneObjectives, load: TrialLoad) -> Plant:
+    if arguments.target is None:
+        return OwnStackPlant(load_settings(arguments.config, arguments.overrides), load)
+    if arguments.ops is None:
+        raise BenchUsageError("--target needs --ops: knobs are moved by the operator's port")
+    key = os.environ.get(API_KEY_ENV)
+    target, ops = (
+        GrpcTarget(address=address, api_key=key, tls=arguments.tls, tls_ca=arguments.tls_ca)
+        for address in (arguments.target, arguments.ops)
+    )
+    return LivePlant(target, ops, load, objectives)
+
+
+def _read_load(arguments: argparse.Namespace) -> TrialLoad:
+    options = WorkloadOptions(
+        seed=arguments.seed,
+        prompt=arguments.prompt_tokens,
+        output=arguments.output_tokens,
+        abandon_share=arguments.abandon_share,
+        length_scale=arguments.length_scale,
+    )
+    return TrialLoad(
+        workload=arguments.workload,
+        options=options,
+        num_requests=arguments.num_requests,
+        num_warmups=arguments.warmup,
+        timeout_s=arguments.timeout,
+    )
+
+
+def _read_bounds(pairs: list[str]) -> dict[str, tuple[float, float]]:
+    found: dict[str, tuple[float, float]] = {}
+    for pair in pairs:
+        name, _, span = pair.partition("=")
+        low, _, high = span.partition(":")
+        try:
+            found[name] = (float(low), float(high))
+        except ValueError:
+            raise BenchUsageError(f"--bound {pair}: expected KNOB=LOW:HIGH") from None
+        if name not in LADDERS:
+            raise BenchUsageError(f"--bound {pair}: the knobs are {', '.join(LADDERS)}")
+    return found
+
+
+def _tell(trial: Trial, phase: Phase) -> None:
+    print(f"{phase}: {format_trial(trial)}", file=sys.stderr)
+
+
+def _report(arguments: argparse.Namespace, tuned: Tuned, journal: Journal, objectives: TuneObjectives) -> None:
+    trials = list(journal.trials.values())
+    if arguments.output is not None and tuned.outcome.best is not None:
+        write_text(arguments.output, render_tuned_file(tuned.outcome, trials, objectives, tuned.conditions))
+    if arguments.json:
+        print(msgspec.json.encode({**msgspec.structs.asdict(tuned), "trials": trials}).decode())
+        return
+    if tuned.outcome.best is None:
+        print(f"nothing is within the objectives: {tuned.outcome.reason}")
+        return
+    print(render_tuned_file(tuned.outcome, trials, objectives, tuned.conditions), end="")
+    if tuned.confirmation is not None:
+        print("\n# The chosen knobs (theirs) against those of the start (ours), the same load, alternating:")
+        print(format_differences(tuned.confirmation.differences))

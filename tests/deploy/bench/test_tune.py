@@ -1,0 +1,291 @@
+"""The search against a made-up server whose best settings are known, its journal, and live configuration over gRPC."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self
+
+import grpc.aio
+import pytest
+
+from chairlift.v1 import ops_pb2
+from deploy.bench.errors import BenchUsageError
+from deploy.bench.figures.slo import Objectives
+from deploy.bench.load.client import TargetModel
+from deploy.bench.load.grpc_client import GrpcTarget
+from deploy.bench.load.record import Outcome as End
+from deploy.bench.load.record import RequestRecord
+from deploy.bench.observe.machine import describe_machine, describe_software
+from deploy.bench.output.result import RunConditions, RunResult
+from deploy.bench.stand_in import Script, start_stand_in
+from deploy.bench.tune.journal import Journal, JournalError, JournalHead
+from deploy.bench.tune.plant import LivePlant, PlantError, TrialLoad, make_ladders
+from deploy.bench.tune.search import Bounds, Ladder
+from deploy.bench.tune.trial import KnobValue, Setting, Trial, TuneObjectives
+from deploy.bench.tune.tuned_file import render_tuned_file
+from deploy.bench.tune.tuner import Tuned, tune
+from deploy.bench.workload.catalogue import WorkloadOptions
+from deploy.bench.workload.lengths import LengthRange
+
+OBJECTIVES = TuneObjectives(ttft_p99_ms=1000, itl_p99_ms=100)
+HEAD = JournalHead(objectives=OBJECTIVES, workload="mixed", workload_details={}, plant="made up")
+LADDERS = [
+    Ladder(name="max_num_seqs", values=(4, 8, 16, 32, 64), start=8),
+    Ladder(name="max_num_batched_tokens", values=(64, 128, 256, 512, 1024, 2048), start=None),
+]
+LOAD = TrialLoad(
+    workload="mixed",
+    options=WorkloadOptions(prompt=LengthRange(3, 3), output=LengthRange(4, 4)),
+    num_requests=6,
+    num_warmups=0,
+    timeout_s=20.0,
+)
+
+
+class MadeUpPlant:
+    """Batches up to its seats; each row costs 2 ms of a gap and a large token budget much more."""
+
+    def __init__(self, *, breaks_after: int | None = None, base_ms: float = 10.0) -> None:
+        self.settings: list[Setting] = []
+        self.breaks_after = breaks_after
+        self.base_ms = base_ms
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+    async def start_values(self) -> dict[str, KnobValue]:
+        return {"max_num_seqs": 8, "max_num_batched_tokens": None}
+
+    async def run(self, setting: Setting, repetition: int) -> RunResult:
+        if self.breaks_after is not None and len(self.settings) >= self.breaks_after:
+            raise PlantError("broken off")
+        self.settings.append(setting)
+        seats = int(setting.knobs["max_num_seqs"] or 8)
+        budget = int(setting.knobs["max_num_batched_tokens"] or 1024)
+        riding = min(seats, setting.concurrency)
+        gap_ms = self.base_ms + 2 * riding + budget / 50
+        wait_ms = 50.0 + 400 * max(0, setting.concurrency - seats) / seats + 20_000 / budget
+        records = []
+        for number in range(100):
+            start = number // riding * round((wait_ms + 10 * gap_ms) * 1e6)
+            one = RequestRecord(number=number, session=number, turn=0, wanted_tokens=11, intended_ns=start)
+            for token in range(11):
+                one.take_delta(start + round((wait_ms + token * gap_ms) * 1e6), 1)
+            one.ended_ns, one.outcome = one.delta_ns[-1], End.OK
+            records.append(one)
+        conditions = RunConditions(
+            date="2026-01-01",
+            backend="made up",
+            model=TargetModel(name="m", fingerprint="f"),
+            workload="mixed",
+            workload_details={"seed": 0},
+            request_rate=None,
+            burstiness=None,
+            max_concurrency=setting.concurrency,
+            num_warmups=0,
+            objectives=Objectives(),
+            machine=describe_machine(),
+            software=describe_software(),
+        )
+        return RunResult(conditions=conditions, records=records)
+
+
+def search(plant: MadeUpPlant, journal: Journal, repetitions: int = 0, max_trials: int = 60) -> Tuned:
+    trials: list[Trial] = []
+    bounds = Bounds(max_concurrency=128, max_trials=max_trials)
+    return asyncio.run(
+        tune(plant, LADDERS, bounds, OBJECTIVES, journal, repetitions, lambda trial, _: trials.append(trial))
+    )
+
+
+def test_the_best_settings_within_the_objectives_are_found() -> None:
+    """Gaps allow 32 riders with a small budget and no more; the start's 8 seats and 1,024 tokens are far from it."""
+    plant, journal = MadeUpPlant(), Journal(None, HEAD)
+    tuned = search(plant, journal, repetitions=2)
+    best = tuned.outcome.best
+    assert best is not None
+    assert tuned.outcome.baseline is not None
+    assert best.is_feasible
+    feasible = [trial for trial in journal.trials.values() if trial.is_feasible]
+    assert best.output_throughput >= 0.97 * max(trial.output_throughput for trial in feasible)
+    assert best.setting.knobs["max_num_seqs"] in (32, 64)
+    assert best.setting.concurrency >= 32
+    assert best.output_throughput > 4 * tuned.outcome.baseline.output_throughput
+    assert tuned.confirmation is not None
+    assert {one.metric: one.verdict.value for one in tuned.confirmation.differences}["output_throughput"] == "better"
+
+
+def test_the_load_is_raised_step_by_step_and_stops_at_the_border() -> None:
+    plant = MadeUpPlant()
+    search(plant, Journal(None, HEAD))
+    first = [setting.concurrency for setting in plant.settings[:5]]
+    assert first == [1, 2, 4, 8, 16]
+    assert all(setting.concurrency <= 128 for setting in plant.settings)
+    assert len({setting.key() for setting in plant.settings}) == len(plant.settings)
+
+
+def test_nothing_is_chosen_where_one_user_alone_is_too_slow() -> None:
+    tuned = search(MadeUpPlant(base_ms=200.0), Journal(None, HEAD))
+    assert tuned.outcome.best is None
+    assert "one user alone leaves the objectives: p99 ITL" in tuned.outcome.reason
+
+
+def test_a_search_that_was_broken_off_goes_on_where_it_was(tmp_path: Path) -> None:
+    """The same trials in the same order, none twice, although the last line of the journal was cut."""
+    whole = MadeUpPlant()
+    expected = search(whole, Journal(None, HEAD)).outcome
+    path = tmp_path / "journal"
+    broken = MadeUpPlant(breaks_after=6)
+    with pytest.raises(PlantError):
+        search(broken, Journal(path, HEAD))
+    with path.open("ab") as file:
+        file.write(b'{"setting": {"kno')
+    resumed = MadeUpPlant()
+    outcome = search(resumed, Journal(path, HEAD)).outcome
+    assert broken.settings + resumed.settings == whole.settings
+    assert outcome == expected
+
+
+def test_a_journal_of_another_search_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    Journal(path, HEAD)
+    other = JournalHead(objectives=OBJECTIVES, workload="chat", workload_details={}, plant="made up")
+    with pytest.raises(JournalError, match="another search"):
+        Journal(path, other)
+    path.write_text("no\n")
+    with pytest.raises(JournalError, match="not a journal"):
+        Journal(path, HEAD)
+
+
+def test_the_number_of_trials_is_bounded() -> None:
+    plant = MadeUpPlant()
+    tuned = search(plant, Journal(None, HEAD), max_trials=7)
+    assert len(plant.settings) == 7
+    assert tuned.outcome.reason == "7 trials were run"
+
+
+def test_the_tuned_file_is_settings_with_the_evidence(tmp_path: Path) -> None:
+    from chairlift.runtime.settings_loader import load_settings
+
+    journal = Journal(None, HEAD)
+    tuned = search(MadeUpPlant(), journal)
+    assert tuned.outcome.best is not None
+    text = render_tuned_file(tuned.outcome, list(journal.trials.values()), OBJECTIVES, tuned.conditions)
+    path = tmp_path / "tuned.toml"
+    path.write_text(text)
+    settings = load_settings(path, [], {})
+    assert settings.scheduler.max_num_seqs == tuned.outcome.best.setting.knobs["max_num_seqs"]
+    assert text.count(" tok/s, p99 TTFT") == len(journal.trials)
+    assert "fingerprint f" in text
+
+
+def test_ladders_keep_to_the_bounds() -> None:
+    (ladder,) = make_ladders({"max_num_seqs": None}, {"max_num_seqs": (10, 70)})
+    assert ladder.values == (16, 32, 64)
+    assert ladder.neighbours(None) == (16, 32)
+    assert ladder.neighbours(16) == (None, 32)
+    assert ladder.neighbours(64) == (32, None)
+
+
+class Operator:
+    """An operator's port with one replica and numbered revisions; changes can be refused."""
+
+    def __init__(self, *, refuses: bool = False) -> None:
+        self.config = ops_pb2.SchedulingConfig(max_num_seqs=8)
+        self.revision = 3
+        self.calls: list[Any] = []
+        self.refuses = refuses
+
+    async def get_config(self, request: ops_pb2.GetConfigRequest, _: object) -> ops_pb2.GetConfigResponse:
+        current = ops_pb2.ConfigRevision(revision=self.revision, config=self.config)
+        return ops_pb2.GetConfigResponse(replicas=[ops_pb2.ReplicaConfig(replica_id="r", current=current)])
+
+    async def update_config(self, request: ops_pb2.UpdateConfigRequest, _: object) -> ops_pb2.UpdateConfigResponse:
+        self.calls.append(request)
+        one = ops_pb2.ReplicaConfig(replica_id="r")
+        if self.refuses:
+            one.failure.reason, one.failure.message = "INVALID", "too many seats"
+        return ops_pb2.UpdateConfigResponse(replicas=[one])
+
+    async def rollback_config(
+        self, request: ops_pb2.RollbackConfigRequest, _: object
+    ) -> ops_pb2.RollbackConfigResponse:
+        self.calls.append(request)
+        return ops_pb2.RollbackConfigResponse(replicas=[ops_pb2.ReplicaConfig(replica_id="r")])
+
+
+def handler(method: Callable[..., Any], request: Any, response: Any) -> Any:
+    return grpc.unary_unary_rpc_method_handler(
+        method, request_deserializer=request.FromString, response_serializer=response.SerializeToString
+    )
+
+
+async def start_operator(operator: Operator) -> tuple[grpc.aio.Server, str]:
+    methods = {
+        "GetConfig": handler(operator.get_config, ops_pb2.GetConfigRequest, ops_pb2.GetConfigResponse),
+        "UpdateConfig": handler(operator.update_config, ops_pb2.UpdateConfigRequest, ops_pb2.UpdateConfigResponse),
+        "RollbackConfig": handler(
+            operator.rollback_config, ops_pb2.RollbackConfigRequest, ops_pb2.RollbackConfigResponse
+        ),
+    }
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("chairlift.v1.OpsService", methods),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    return server, f"127.0.0.1:{port}"
+
+
+async def test_a_live_server_is_changed_under_a_guard_and_put_back() -> None:
+    operator = Operator()
+    server, address = await start_stand_in(Script())
+    ops_server, ops_address = await start_operator(operator)
+    plant = LivePlant(GrpcTarget(address=address), GrpcTarget(address=ops_address), LOAD, OBJECTIVES)
+    async with plant:
+        start = await plant.start_values()
+        knobs: dict[str, KnobValue] = {"max_num_seqs": 16, "max_num_batched_tokens": None}
+        for _ in range(2):
+            result = await plant.run(Setting(knobs=knobs, concurrency=2), 0)
+    await server.stop(grace=0)
+    await ops_server.stop(grace=0)
+    assert start == {"max_num_seqs": 8, "max_num_batched_tokens": None, "itl_target_ms": None}
+    assert [record.outcome for record in result.records] == [End.OK] * 6
+    update, rollback = operator.calls
+    assert list(update.update_mask.paths) == ["max_num_seqs"]
+    assert update.config.max_num_seqs == 16
+    assert update.guard.bound == 500
+    assert rollback.revision == 3
+
+
+async def test_a_live_server_that_refuses_is_told_and_left_as_it_was() -> None:
+    operator = Operator(refuses=True)
+    ops_server, ops_address = await start_operator(operator)
+    plant = LivePlant(GrpcTarget(address=ops_address), GrpcTarget(address=ops_address), LOAD, OBJECTIVES)
+    async with plant:
+        await plant.start_values()
+        with pytest.raises(PlantError, match="too many seats"):
+            await plant.run(Setting(knobs={"max_num_seqs": 9}, concurrency=1), 0)
+    await ops_server.stop(grace=0)
+    assert len(operator.calls) == 1
+
+
+async def test_a_server_without_live_configuration_is_told() -> None:
+    server, address = await start_stand_in(Script())
+    async with LivePlant(GrpcTarget(address=address), GrpcTarget(address=address), LOAD, OBJECTIVES) as plant:
+        with pytest.raises(PlantError, match="UNIMPLEMENTED"):
+            await plant.start_values()
+    await server.stop(grace=0)
+
+
+def test_errors_of_the_bench_are_told_in_one_line() -> None:
+    from deploy.cli.main import main
+
+    assert main(["tune", "--target", "127.0.0.1:1"]) == 2
+    assert main(["tune", "--bound", "seats=1:2"]) == 2
+    assert main(["experiment", "nothing"]) == 2
+    assert main(["compare", "one.json"]) == 2
+    assert main(["bench", "serve", "--workload", "nothing"]) == 2
+    assert main(["bench", "serve", "--target", "127.0.0.1:1"]) == 1
+    assert issubclass(JournalError, BenchUsageError)
