@@ -3,7 +3,9 @@
 import argparse
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import msgspec
 
 from deploy.bench.workload.lengths import parse_length_range
 from deploy.bench.workload.names import WORKLOADS, WorkloadError
@@ -39,6 +41,13 @@ def add_openai_arguments(parser: argparse.ArgumentParser) -> None:
         default="ids",
         help="token ids or as many words to /completions, or words to /chat/completions (ids)",
     )
+    group.add_argument(
+        "--extra-body",
+        type=json_object,
+        default={},
+        metavar="JSON",
+        help='added to each request, for instance {"cache_prompt": false}',
+    )
 
 
 def add_workload_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,7 +71,7 @@ def add_workload_arguments(parser: argparse.ArgumentParser) -> None:
 def add_load_arguments(parser: argparse.ArgumentParser) -> None:
     """When it is asked."""
     group = parser.add_argument_group("load")
-    group.add_argument("--rate", type=positive, metavar="R", help="open loop: requests a second")
+    group.add_argument("--rate", type=positive, metavar="R", help="open loop: requests a second; inf: all at once")
     group.add_argument(
         "--burstiness",
         type=positive,
@@ -106,6 +115,14 @@ def checked(parse: Callable[[str], _T]) -> Callable[[str], _T]:
             raise argparse.ArgumentTypeError(str(error)) from None
 
     return parse_argument
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """A JSON object."""
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.MsgspecError as error:
+        raise argparse.ArgumentTypeError(f"expected a JSON object: {error}") from None
 
 
 def positive(text: str) -> float:

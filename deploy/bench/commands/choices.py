@@ -48,6 +48,7 @@ def open_client(arguments: argparse.Namespace, clock: Clock) -> StreamClient:
                 model=arguments.model,
                 api_key=os.environ.get(API_KEY_ENV),
                 prompt_form=arguments.prompt_form,
+                extra_body=arguments.extra_body,
             ),
             clock,
         )
@@ -82,10 +83,14 @@ def read_plan(arguments: argparse.Namespace, *, wants_ids: bool = False) -> Load
         match arguments.workload:
             case "sparse":
                 rate = SPARSE_RATE
+            case "peers-mixed" | "peers-single" | "peers-prefill":
+                pass  # all at once, as they are defined
             case _ if is_trace:
                 speed = 1.0
             case _:
                 concurrency = DEFAULT_CONCURRENCY
+    elif rate == float("inf"):
+        rate = None
     num_sessions = arguments.num_requests
     if num_sessions is None and arguments.duration is None:
         num_sessions = DEFAULT_NUM_REQUESTS
