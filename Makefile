@@ -59,7 +59,7 @@ $(STAMP): pyproject.toml constraints.txt Makefile
 	    "$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && python="$$candidate" || true; \
 	done; \
 	[ -n "$$python" ] || { echo "make setup: Python 3.11 or newer is needed (set PYTHON=/path/to/python)" >&2; exit 1; }; \
-	[ -x $(BIN)/python ] || "$$python" -m venv $(VENV)
+	$(BIN)/python -m pip --version >/dev/null 2>&1 || "$$python" -m venv --clear $(VENV)
 	@if $(BIN)/python -c 'from importlib.metadata import version; raise SystemExit(version("torch").split("+")[0] != "$(TORCH_VERSION)")' 2>/dev/null; then \
 	    true; \
 	elif command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; then \
