@@ -74,6 +74,73 @@ class Outputs(ctypes.Structure):
     _fields_ = (("kind", c_int32), ("dtype", c_int32), ("rows", c_void_p), ("stride", c_int64))
 
 
+class LayerArrays(ctypes.Structure):
+    """As `Layer` in decoder.h."""
+
+    _fields_ = (
+        ("qkv", LinearWeights),
+        ("output", LinearWeights),
+        ("gate_up", LinearWeights),
+        ("down", LinearWeights),
+        ("input_norm", c_void_p),
+        ("post_attention_norm", c_void_p),
+        ("q_norm", c_void_p),
+        ("k_norm", c_void_p),
+        ("window", c_int32),
+    )
+
+
+class DecoderArrays(ctypes.Structure):
+    """As `DecoderWeights` in decoder.h."""
+
+    _fields_ = (
+        ("embedding", LinearWeights),
+        ("head", LinearWeights),
+        ("final_norm", c_void_p),
+        ("cos_sin", c_void_p),
+        ("layers", c_void_p),
+    )
+
+
+class DecoderShape(ctypes.Structure):
+    """As `DecoderShape` in decoder.h."""
+
+    _fields_ = (
+        ("num_layers", c_int32),
+        ("hidden_size", c_int32),
+        ("intermediate_size", c_int32),
+        ("num_heads", c_int32),
+        ("num_kv_heads", c_int32),
+        ("head_dim", c_int32),
+        ("block_size", c_int32),
+        ("dtype", c_int32),
+        ("max_tokens", c_int32),
+        ("max_rows", c_int32),
+        ("norm_eps", c_float),
+        ("attention_scale", c_float),
+    )
+
+
+class Step(ctypes.Structure):
+    """As `Step` in decoder.h."""
+
+    _fields_ = (
+        ("num_tokens", c_int64),
+        ("ids", c_void_p),
+        ("positions", c_void_p),
+        ("blocks", c_void_p),
+        ("offsets", c_void_p),
+        ("block_tables", c_void_p),
+        ("table_stride", c_int64),
+        ("query_starts", c_void_p),
+        ("kv_lens", c_void_p),
+        ("num_rows", c_int32),
+        ("k_pages", c_void_p),
+        ("v_pages", c_void_p),
+        ("hidden", c_void_p),
+    )
+
+
 _P, _I, _L, _F = c_void_p, c_int32, c_int64, c_float
 _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "chairlift_pool_create": (_P, (_I, _L)),
@@ -87,6 +154,10 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "chairlift_quantise": (None, (_P, _I, _I, _P, _L, _I, _P, _P, _P)),
     "chairlift_linear": (None, (_P, POINTER(LinearWeights), POINTER(Inputs), _L, POINTER(Outputs))),
     "chairlift_prepare": (_I, ()),
+    "chairlift_decoder_create": (_P, (POINTER(DecoderShape), POINTER(DecoderArrays))),
+    "chairlift_decoder_destroy": (None, (_P,)),
+    "chairlift_decoder_forward": (_I, (_P, _P, POINTER(Step))),
+    "chairlift_decoder_logits": (None, (_P, _P, _P, _L, _P)),
     "chairlift_rotate_and_store": (None, (_P, _I, POINTER(RotaryCall), _P, _P, _L)),
 }
 

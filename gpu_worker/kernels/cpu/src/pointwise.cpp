@@ -42,7 +42,7 @@ void rotate_and_store(void* pool, const RotaryCall& call, const T* qkv, T* q, in
   const RotaryShape& s = call.shape;
   const int64_t width = int64_t(s.num_heads + 2 * s.num_kv_heads) * s.head_dim;
   each_row(pool, num_tokens, [&](int64_t t) {
-    rotate_and_store_token(call, t, qkv + t * width, q + t * s.num_heads * s.head_dim);
+    rotate_and_store_token<T>(call, t, qkv + t * width, q + t * s.num_heads * s.head_dim);
   });
 }
 

@@ -27,9 +27,9 @@ struct RotaryCall {
   void* v_pages;
 };
 
-// Token t: qkv is its packed query, key and value heads, q_out its rotated query heads. T is the type of pages, norms
-// and q_out.
-template <class In, class T>
+// Token t: qkv is its packed query, key and value heads, q_out its rotated query heads. T is the type of pages and
+// q_out, Norm that of the norms' weights.
+template <class Norm, class In, class T>
 CL_INLINE void rotate_and_store_token(const RotaryCall& call, int64_t t, const In* qkv, T* q_out) {
   const RotaryShape& s = call.shape;
   const int D = s.head_dim;
@@ -43,7 +43,7 @@ CL_INLINE void rotate_and_store_token(const RotaryCall& call, int64_t t, const I
     const bool is_query = h < s.num_heads;
     const In* x = qkv + int64_t(h) * D;
     T* out = is_query ? q_out + int64_t(h) * D : place(call.k_pages, h - s.num_heads);
-    const T* norm = static_cast<const T*>(is_query ? call.q_norm : call.k_norm);
+    const Norm* norm = static_cast<const Norm*>(is_query ? call.q_norm : call.k_norm);
     if (norm) {
       rms_norm_row(x, norm, D, s.norm_eps, normed);
       rotate_head(normed, cos_sin, D, out);
