@@ -17,6 +17,10 @@ class AddressError(ValueError):
     """An address that cannot be listened on. The message names it and says why."""
 
 
+class MalformedAddressError(AddressError):
+    """Not an address at all."""
+
+
 class Address(msgspec.Struct, frozen=True):
     """A TCP address. Port 0 stands for a free one."""
 
@@ -38,13 +42,13 @@ class Address(msgspec.Struct, frozen=True):
 
 
 def parse_address(text: str) -> Address:
-    """``host:port`` or ``[host]:port``. Raises AddressError."""
+    """``host:port`` or ``[host]:port``. Raises MalformedAddressError."""
     host, colon, port = text.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
     if not colon or not host or (":" in host and not bracketed):
-        raise AddressError(f"{text!r}: expected HOST:PORT")
+        raise MalformedAddressError(f"{text!r}: expected HOST:PORT")
     if not (port.isascii() and port.isdigit()) or int(port) > 65_535:
-        raise AddressError(f"{text!r}: the port must be a number up to 65535")
+        raise MalformedAddressError(f"{text!r}: the port must be a number up to 65535")
     return Address(host[1:-1] if bracketed else host, int(port))
 
 
@@ -101,9 +105,9 @@ def _bind(address: Address, *, reuse_port: bool) -> list[socket.socket]:
         for family, kind, protocol, _, where in dict.fromkeys(found):
             one = socket.socket(family, kind, protocol)
             sockets.append(one)
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if reuse_port:
-                one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            # Never both: two sockets with SO_REUSEADDR that do not listen could be bound to one port.
+            option = socket.SO_REUSEPORT if reuse_port else socket.SO_REUSEADDR
+            one.setsockopt(socket.SOL_SOCKET, option, 1)
             if family == socket.AF_INET6:
                 one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             one.bind((where[0], port, *where[2:]))

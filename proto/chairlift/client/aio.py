@@ -85,9 +85,13 @@ class AsyncClient:
                 if on_result is not None:
                     on_result(position, results[position])
 
-        async with asyncio.TaskGroup() as group:
-            for _ in range(min(concurrency, len(batch))):
-                group.create_task(work())
+        workers = [asyncio.create_task(work()) for _ in range(min(concurrency, len(batch)))]
+        try:
+            await asyncio.gather(*workers)
+        finally:
+            for worker in workers:
+                worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
         return [results[position] for position in range(len(batch))]
 
     async def tokenize(

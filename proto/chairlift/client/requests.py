@@ -1,13 +1,16 @@
 """Builds request messages from Python values."""
 
+import math
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeAlias, TypedDict
 
 import msgspec
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
 
-from chairlift.client.errors import InvalidArgumentError
+from chairlift.client.errors import FieldViolation, InvalidArgumentError
 from chairlift.v1 import inference_pb2 as pb
 
 
@@ -65,13 +68,17 @@ class GenerateOptions(TypedDict, total=False):
     """Deadline of the whole request, retries and resumptions included."""
 
 
-_SAMPLING = frozenset(pb.Sampling.DESCRIPTOR.fields_by_name)
-_STOPPING = frozenset(pb.Stopping.DESCRIPTOR.fields_by_name)
-_OUTPUT = frozenset(pb.Output.DESCRIPTOR.fields_by_name)
-_SCHEDULING_DURATIONS = frozenset({"queue_timeout", "ttft_slo", "itl_slo"})
+_GROUPS = {
+    "sampling": frozenset(pb.Sampling.DESCRIPTOR.fields_by_name),
+    "stopping": frozenset(pb.Stopping.DESCRIPTOR.fields_by_name),
+    "scheduling": frozenset(pb.Scheduling.DESCRIPTOR.fields_by_name),
+    "output": frozenset(pb.Output.DESCRIPTOR.fields_by_name),
+    "delivery": frozenset(pb.Delivery.DESCRIPTOR.fields_by_name),
+}
+_DURATIONS = frozenset({"queue_timeout", "ttft_slo", "itl_slo", "detach_grace"})
 _CHAT = frozenset({"add_generation_prompt", "continue_final_message"})
 _TOP_LEVEL = frozenset({"request_id", "model", "cache_salt"})
-_KNOWN = _SAMPLING | _STOPPING | _OUTPUT | _SCHEDULING_DURATIONS | _CHAT | _TOP_LEVEL | {"priority", "detach_grace"}
+_KNOWN = frozenset().union(*_GROUPS.values()) | _CHAT | _TOP_LEVEL
 
 
 def build_generate(prompt: Prompt, options: GenerateOptions) -> pb.GenerateRequest:
@@ -85,26 +92,21 @@ def build_generate(prompt: Prompt, options: GenerateOptions) -> pb.GenerateReque
     if unknown:
         raise TypeError(f"unknown option {unknown[0]!r}")
     given.setdefault("request_id", new_request_id())
-    try:
-        request = pb.GenerateRequest(**_pick(given, _TOP_LEVEL))
-        _fill_groups(request, given)
-        set_input(request, prompt, **_pick(given, _CHAT))
-    except ValueError as error:
-        raise InvalidArgumentError(str(error)) from error
+    request = pb.GenerateRequest()
+    _fill(request, given, _TOP_LEVEL, "")
+    _fill_groups(request, given)
+    set_input(request, prompt, **{key: given[key] for key in _CHAT if key in given})
     return request
 
 
 def build_tokenize(prompt: str | Sequence[Any], model: str, add_special_tokens: bool | None) -> pb.TokenizeRequest:
     """The request for the token ids of text or a conversation. Raises as `build_generate`."""
     request = pb.TokenizeRequest(model=model, add_special_tokens=add_special_tokens)
-    try:
-        match prompt:
-            case str():
-                request.text = prompt
-            case _:
-                request.messages.CopyFrom(_chat_messages(prompt, {}))
-    except ValueError as error:
-        raise InvalidArgumentError(str(error)) from error
+    with _naming("text" if isinstance(prompt, str) else "messages"):
+        if isinstance(prompt, str):
+            request.text = prompt
+        else:
+            request.messages.CopyFrom(_chat_messages(prompt, {}))
     return request
 
 
@@ -117,13 +119,16 @@ def set_input(request: pb.GenerateRequest, prompt: Any, **chat_options: bool) ->
     """Sets the request's `input`. Raises TypeError when `prompt` is none of the three kinds."""
     match prompt:
         case str():
-            request.text = prompt
+            with _naming("text"):
+                request.text = prompt
         case [ChatMessage() | Mapping(), *_]:
-            request.messages.CopyFrom(_chat_messages(prompt, chat_options))
+            with _naming("messages"):
+                request.messages.CopyFrom(_chat_messages(prompt, chat_options))
             return
         case Sequence() if not isinstance(prompt, bytes | bytearray):
-            request.token_ids.SetInParent()
-            request.token_ids.ids.extend(prompt)
+            with _naming("token_ids"):
+                request.token_ids.SetInParent()
+                request.token_ids.ids.extend(prompt)
         case _:
             raise TypeError(f"a prompt is text, token ids or messages, not {type(prompt).__name__}")
     if chat_options:
@@ -134,27 +139,38 @@ def _fill_groups(request: pb.GenerateRequest, given: dict[str, Any]) -> None:
     """Sets the parts of the request that something was given for, and leaves the others absent."""
     if isinstance(given.get("stop"), str):
         given["stop"] = [given["stop"]]
-    scheduling = _pick(given, _SCHEDULING_DURATIONS, duration)
-    if "priority" in given:
-        scheduling["priority"] = given["priority"]
-    if sampling := _pick(given, _SAMPLING):
-        request.sampling.CopyFrom(pb.Sampling(**sampling))
-    if stopping := _pick(given, _STOPPING):
-        request.stopping.CopyFrom(pb.Stopping(**stopping))
-    if output := _pick(given, _OUTPUT):
-        request.output.CopyFrom(pb.Output(**output))
-    if scheduling:
-        request.scheduling.CopyFrom(pb.Scheduling(**scheduling))
-    if "detach_grace" in given:
-        request.delivery.detach_grace.CopyFrom(duration(given["detach_grace"]))
+    for name in _DURATIONS & given.keys():
+        with _naming(name):
+            given[name] = duration(given[name])
+    for group, keys in _GROUPS.items():
+        if keys & given.keys():
+            part = getattr(request, group)
+            part.SetInParent()
+            _fill(part, given, keys, f"{group}.")
 
 
-def _pick(given: Mapping[str, Any], keys: frozenset[str], convert: Any = None) -> dict[str, Any]:
-    return {key: convert(value) if convert else value for key, value in given.items() if key in keys}
+def _fill(message: Message, given: Mapping[str, Any], keys: frozenset[str], path: str) -> None:
+    for key in sorted(keys & given.keys()):
+        with _naming(path + key):
+            message.MergeFrom(type(message)(**{key: given[key]}))
+
+
+@contextmanager
+def _naming(field: str) -> Iterator[None]:
+    """Errors of a block that sets `field` name it."""
+    try:
+        yield
+    except TypeError as error:
+        raise TypeError(f"{field}: {error}") from error
+    except ValueError as error:
+        violation = FieldViolation(field, str(error))
+        raise InvalidArgumentError("the request cannot hold this", field_violations=(violation,)) from error
 
 
 def duration(seconds: float) -> Duration:
-    """`seconds` as a protobuf Duration, to the nanosecond."""
+    """`seconds` as a protobuf Duration, to the nanosecond. Raises ValueError."""
+    if not math.isfinite(seconds):
+        raise ValueError(f"{seconds} is no duration")
     result = Duration()
     result.FromNanoseconds(round(seconds * 1e9))
     return result

@@ -130,19 +130,26 @@ def test_another_thread_can_close_a_stream(threaded_server: Any) -> None:
 def test_a_batch_that_is_interrupted_ends_its_streams(threaded_server: Any) -> None:
     """Ctrl-C during a long batch returns at once instead of waiting for every answer."""
     gone = threading.Semaphore(0)
+    begun: list[Any] = []
+    both_slow_begun = asyncio.Event()
 
-    def endless_after_first(request: Any, context: Any) -> AsyncIterator[Any]:
-        context.add_done_callback(lambda _: gone.release())
-        if request.text == "quick":
-            script: AsyncIterator[Any] = threaded_server.words(request, context)
-            return script
-        return _endless(threaded_server, request)
+    async def quick_among_slow(request: Any, context: Any) -> AsyncIterator[Any]:
+        if request.text != "quick":
+            context.add_done_callback(lambda _: gone.release())
+            begun.append(request)
+            if len(begun) == 2:
+                both_slow_begun.set()
+            async for event in _endless(threaded_server, request):
+                yield event
+        await asyncio.wait_for(both_slow_begun.wait(), 60)
+        async for event in threaded_server.words(request, context):
+            yield event
 
     def interrupt(_position: int, _result: object) -> None:
         raise KeyboardInterrupt
 
-    threaded_server.on_generate = endless_after_first
+    threaded_server.on_generate = quick_among_slow
     with Client(threaded_server.target) as client, pytest.raises(KeyboardInterrupt):
-        client.generate_many(["quick", "slow", "slow", "never sent"], concurrency=3, on_result=interrupt)
-    for _ in range(3):
-        assert gone.acquire(timeout=30)
+        client.generate_many(["quick", "slow", "slow", "later"], concurrency=3, on_result=interrupt)
+    for _ in begun:
+        assert gone.acquire(timeout=60)

@@ -175,6 +175,8 @@ async def test_prompts_of_each_kind(server: Any) -> None:
         ("x", {"temprature": 1.0}, TypeError),
         ("x", {"max_tokens": "many"}, TypeError),
         ("x", {"max_tokens": -1}, InvalidArgumentError),
+        ("x", {"queue_timeout": float("inf")}, InvalidArgumentError),
+        ("\ud800", {}, InvalidArgumentError),
         ([2**32], {}, InvalidArgumentError),
         ("x", {"add_generation_prompt": True}, TypeError),
         (b"x", {}, TypeError),

@@ -1,0 +1,1 @@
+"""What people type after `chairlift`: one module (or package) a command."""

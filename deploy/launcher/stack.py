@@ -1,0 +1,169 @@
+"""The three kinds of process as children of one supervisor: their settings, ports, sockets and order.
+
+Each child gets the settings in force as ``--set`` arguments and none of them from its environment, so that what it
+does is what the supervisor validated. Ports that were left at their defaults give way to free ones; those that an
+operator chose are used or refused.
+"""
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import msgspec
+
+from chairlift.runtime.settings import GatewaySettings, SchedulerSettings, Settings, WorkerSettings
+from chairlift.runtime.settings_loader import CONFIG_ENV, ENV_PREFIX, to_toml_overrides
+from deploy.launcher.address import Address, AddressError, HeldPort, find_free, is_free, parse_address
+from deploy.launcher.child import ChildSpec, Launch
+from deploy.launcher.run_folder import RunFolder
+
+_ANY_PORT = Address("127.0.0.1", 0)
+
+
+class Stack(msgspec.Struct, frozen=True):
+    """What is about to run, and where."""
+
+    settings: Settings
+    public: Address
+    ops: tuple[Address, ...]
+    """Of each gateway."""
+    children: tuple[ChildSpec, ...]
+    probes: dict[str, Address]
+    """HTTP port of each child by its name; follows restarts."""
+
+
+@contextmanager
+def prepare_stack(settings: Settings) -> Iterator[Stack]:
+    """Takes the public port and a run folder, which are given back at the end, and plans the children.
+
+    Raises AddressError and RunFolderError before anything is started.
+    """
+    public = HeldPort(parse_address(settings.gateway.listen))
+    try:
+        with RunFolder(settings.ipc.run_dir) as folder:
+            yield _plan(_with_paths(settings, public.address, folder), public.address)
+    finally:
+        public.close()
+
+
+def _with_paths(settings: Settings, public: Address, folder: RunFolder) -> Settings:
+    replace = msgspec.structs.replace
+    return replace(
+        settings,
+        ipc=replace(settings.ipc, run_dir=str(folder.path)),
+        gateway=replace(settings.gateway, listen=str(public)),
+    )
+
+
+def _plan(settings: Settings, public: Address) -> Stack:
+    ports = _Ports({public.port})
+    ops = ports.ops_addresses(settings)
+    probes = ports.probe_addresses(settings)
+    stop_timeout_s = settings.supervisor.stop_timeout_s
+    children = [
+        _child("scheduler", 0, settings, probes, (0, 1), settings.scheduler.drain_timeout_s + stop_timeout_s),
+        _child("worker", 0, settings, probes, (0, 2), stop_timeout_s),
+    ]
+    for index, own_ops in enumerate(ops):
+        # A gateway adds its index to both ports of its own: what it is handed makes the sum come out right.
+        gateway = msgspec.structs.replace(
+            settings.gateway, index=index, ops_listen=str(own_ops.with_port(own_ops.port - index))
+        )
+        own = msgspec.structs.replace(settings, gateway=gateway)
+        name = _gateway_name(index, len(ops))
+        children.append(_child(name, index, own, probes, (1, 0), gateway.drain_timeout_s + stop_timeout_s))
+    return Stack(settings, public, tuple(ops), tuple(children), probes)
+
+
+def _gateway_name(index: int, count: int) -> str:
+    return "gateway" if count == 1 else f"gateway {index}"
+
+
+def _child(
+    name: str,
+    index: int,
+    settings: Settings,
+    probes: dict[str, Address],
+    stages: tuple[int, int],
+    stop_timeout_s: float,
+) -> ChildSpec:
+    module, section = _MODULES[name.split()[0]]
+
+    def prepare() -> Launch:
+        others = {address.port for other, address in probes.items() if other != name}
+        probe = probes[name] = find_free(probes[name], others)
+        listen = probe.with_port(probe.port - index)
+        values = msgspec.structs.replace(getattr(settings, section), metrics_listen=str(listen))
+        own = msgspec.structs.replace(settings, **{section: values})
+        arguments = [part for override in to_toml_overrides(own) for part in ("--set", override)]
+        return Launch((sys.executable, "-m", module, *arguments), _environment(), probe)
+
+    return ChildSpec(name, *stages, stop_timeout_s, prepare)
+
+
+_MODULES = {
+    "scheduler": ("scheduler_svc", "scheduler"),
+    "worker": ("gpu_worker", "worker"),
+    "gateway": ("gateway", "gateway"),
+}
+
+
+def _environment() -> dict[str, str]:
+    """This process's, without settings: children get them as arguments."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not (name.startswith(ENV_PREFIX) and "__" in name) and name != CONFIG_ENV
+    }
+
+
+class _Ports:
+    """Gives each listener a port, and none twice."""
+
+    def __init__(self, taken: set[int]) -> None:
+        self._taken = taken
+
+    def ops_addresses(self, settings: Settings) -> Sequence[Address]:
+        """Operator's address of each gateway. Raises AddressError."""
+        return self._consecutive(
+            "gateway.ops_listen",
+            settings.gateway.ops_listen,
+            GatewaySettings().ops_listen,
+            settings.supervisor.gateways,
+        )
+
+    def probe_addresses(self, settings: Settings) -> dict[str, Address]:
+        """HTTP address of each child by its name. Raises AddressError."""
+        count = settings.supervisor.gateways
+        scheduler, worker, gateway = settings.scheduler, settings.worker, settings.gateway
+        return {
+            "scheduler": self._one("scheduler", scheduler.metrics_listen, SchedulerSettings().metrics_listen),
+            "worker": self._one("worker", worker.metrics_listen, WorkerSettings().metrics_listen),
+        } | {
+            _gateway_name(index, count): address
+            for index, address in enumerate(
+                self._consecutive(
+                    "gateway.metrics_listen", gateway.metrics_listen, GatewaySettings().metrics_listen, count
+                )
+            )
+        }
+
+    def _one(self, section: str, chosen: str, default: str) -> Address:
+        return self._consecutive(f"{section}.metrics_listen", chosen, default, 1)[0]
+
+    def _consecutive(self, key: str, chosen: str, default: str, count: int) -> Sequence[Address]:
+        """`count` addresses from `chosen` on; any free ones where it is the default or has port 0 or is empty."""
+        first = parse_address(chosen) if chosen else _ANY_PORT
+        addresses = []
+        for index in range(count):
+            wanted = first.with_port(first.port + index if first.port else 0)
+            if chosen == default or not first.port:
+                address = find_free(wanted, self._taken)
+            elif wanted.port in self._taken or not is_free(wanted):
+                raise AddressError(f"{wanted}: the port is in use ({key})")
+            else:
+                address = wanted
+            self._taken.add(address.port)
+            addresses.append(address)
+        return addresses
