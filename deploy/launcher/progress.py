@@ -2,41 +2,65 @@
 
 import sys
 import time
+from collections.abc import Callable
 from typing import TextIO
 
+import msgspec
+
+DETAIL_S = 2.0
+"""Between two lines that differ in their numbers only."""
 REMINDER_S = 10.0
+"""Between two lines that say the same."""
+
+
+class _Loading(msgspec.Struct):
+    """A child that is not ready."""
+
+    started: float
+    told: float
+    said: str = "starting"
 
 
 class Progress:
     """Lines about the children. Not `verbose`: only what went wrong."""
 
-    def __init__(self, stream: TextIO | None = None, *, verbose: bool = True) -> None:
+    def __init__(
+        self,
+        stream: TextIO | None = None,
+        *,
+        verbose: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._stream = sys.stderr if stream is None else stream
         self._verbose = verbose
-        self._started: dict[str, float] = {}
-        self._said: dict[str, tuple[str, float]] = {}
+        self._clock = clock
+        self._loading: dict[str, _Loading] = {}
 
     def started(self, name: str, pid: int) -> None:
         """`name` was started as process `pid`."""
-        self._started[name] = time.monotonic()
-        self._said[name] = ("", time.monotonic())
+        now = self._clock()
+        self._loading[name] = _Loading(started=now, told=now)
         if self._verbose:
             self.say(f"{name}: starting (pid {pid})")
 
     def loading(self, name: str, what: str) -> None:
-        """`name` is not ready and says `what`; repeated news is told again only after a while."""
-        said, when = self._said[name]
-        now = time.monotonic()
-        is_news = bool(what) and what != said
-        if self._verbose and (is_news or now - when >= REMINDER_S):
-            self.say(f"{name}: {what or said or 'starting'} ({now - self._started[name]:.1f} s)")
-            when = now
-        self._said[name] = (what or said, when)
+        """`name` is not ready and says `what`; empty while it does not answer."""
+        state = self._loading[name]
+        now = self._clock()
+        text = what or state.said
+        if _without_numbers(text) != _without_numbers(state.said):
+            pause = 0.0
+        else:
+            pause = DETAIL_S if text != state.said else REMINDER_S
+        if now - state.told >= pause:
+            if self._verbose:
+                self.say(f"{name}: {text} ({now - state.started:.1f} s)")
+            state.told, state.said = now, text
 
     def ready(self, name: str) -> None:
         """`name` can serve."""
         if self._verbose:
-            self.say(f"{name}: ready after {time.monotonic() - self._started[name]:.1f} s")
+            self.say(f"{name}: ready after {self._clock() - self._loading[name].started:.1f} s")
 
     def restarting(self, name: str, how_it_ended: str, pause_s: float) -> None:
         """`name` died and is started again."""
@@ -50,3 +74,7 @@ class Progress:
         """One line."""
         self._stream.write(f"chairlift: {text}\n")
         self._stream.flush()
+
+
+def _without_numbers(text: str) -> str:
+    return "".join(character for character in text if not character.isdigit())
