@@ -5,6 +5,6 @@ from collections.abc import Callable
 import pytest
 
 
-@pytest.mark.parametrize("group", ["attention", "decode", "ops"])
+@pytest.mark.parametrize("group", ["attention", "decode", "ops", "sampling", "plan"])
 def test_kernels_equal_their_references(group: str, run_proof: Callable[..., str]) -> None:
     print(run_proof("interpreter.run", group))

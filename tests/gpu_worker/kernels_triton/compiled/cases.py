@@ -11,7 +11,10 @@ from gpu_worker.kernels.triton.attention import paged_attention
 from gpu_worker.kernels.triton.attention_arguments import PagedKv
 from gpu_worker.kernels.triton.decode import SplitWorkspace, paged_decode
 from gpu_worker.kernels.triton.norm import add_rms_norm, rms_norm
+from gpu_worker.kernels.triton.plan import StepRows, StepTokens, apply_plan, count_tokens, gather_step
 from gpu_worker.kernels.triton.rope_kv_write import KvTarget, rope_kv_write
+from gpu_worker.kernels.triton.row_state import RowState, RowStateShape
+from gpu_worker.kernels.triton.sampling import SampledRows, sample
 from gpu_worker.kernels.triton.shapes import FP8, AttentionShape, DeviceClass, decode_tile, prefill_tile
 from gpu_worker.model.ops import HeadNorms, HeadShape, TokenSlots
 
@@ -37,7 +40,7 @@ def meta(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
 
 def all_cases() -> list[Case]:
     """Names hold no space, so that the table can be searched by column."""
-    return [*_attention_cases(), *_operation_cases()]
+    return [*_attention_cases(), *_operation_cases(), *_row_state_cases()]
 
 
 def _attention_cases() -> Iterator[Case]:
@@ -127,3 +130,26 @@ def _rope(heads: HeadShape, has_norm: bool, is_fp8: bool, _: DeviceClass) -> Non
     pages = meta(100, heads.num_kv_heads, 16, heads.head_dim, dtype=FP8 if is_fp8 else BF16)
     scale = meta(heads.num_kv_heads, dtype=torch.float32) if is_fp8 else None
     rope_kv_write(qkv, heads, norms, slots, KvTarget(pages, pages, scale, scale))
+
+
+def _row_state_cases() -> Iterator[Case]:
+    yield Case("sampling-128256", SERVERS, partial(_sample, 128256))
+    yield Case("plan", SERVERS, _plan)
+
+
+def _state(vocab_size: int) -> RowState:
+    return RowState(RowStateShape(256, 8193, 512, 16, vocab_size), META)
+
+
+def _sample(vocab_size: int, _: DeviceClass) -> None:
+    logits, rows = meta(64, vocab_size, dtype=torch.float32), meta(64, dtype=torch.int32)
+    sample(logits, rows, _state(vocab_size), SampledRows.make(64, vocab_size, 20, META))
+
+
+def _plan(_: DeviceClass) -> None:
+    state = _state(128256)
+    apply_plan(meta(1 << 14, dtype=torch.int32), state, 100, 5000)
+    count_tokens(meta(3, dtype=torch.int32), state, 5000)
+    for longest in (1, 600):
+        step = StepRows(meta(64, dtype=torch.int32), meta(65, dtype=torch.int32), meta(64, dtype=torch.int32))
+        gather_step(step, state, 16, longest, StepTokens.make(640, 64, META))

@@ -16,6 +16,8 @@ GROUPS = {
     "attention": ("cases_attention", "attention_cases"),
     "decode": ("cases_attention", "decode_cases"),
     "ops": ("cases_ops", "ops_cases"),
+    "sampling": ("cases_sampling", "sampling_cases"),
+    "plan": ("cases_plan", "plan_cases"),
 }
 
 
