@@ -43,13 +43,16 @@ def _run(settings: Settings, num_threads: int, stop: StopSignal) -> int:
     torch.set_num_threads(num_threads)
     try:
         files = open_model(resolve_model(settings.model.source, settings.model.revision))
-        service = WorkerService(settings, files, FaultInjector.from_environ(os.environ))
+        service = WorkerService(settings, files.config, FaultInjector.from_environ(os.environ))
     except (ModelNotFoundError, ModelLoadError) as error:
         return _give_up(ExitCode.MODEL, "model_cannot_be_loaded", error)
     except (UnusableSettingsError, EndpointError, OSError, ValueError) as error:
         return _give_up(ExitCode.USAGE, "worker_cannot_start", error)
     try:
-        return service.run(service.load(stop), stop)
+        engine = service.load(files, stop)
+        # Lets go of the mapped files: their pages would count as this process's memory.
+        del files
+        return service.run(engine, stop)
     except StopRequestedError:
         return ExitCode.OK
     except (ModelLoadError, KvCacheSizeError, WarmUpError, torch.OutOfMemoryError) as error:

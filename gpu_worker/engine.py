@@ -89,6 +89,8 @@ def build_engine(
 ) -> Engine:
     """Allocates the cache, warms up, and says what there is. Raises KvCacheSizeError, ModelNotFound."""
     log = structlog.get_logger()
+    if settings.worker.deterministic:
+        log.warning("not_deterministic", reason="this build's kernels round by the shape of the batch")
     geometry = KvGeometry.of(model.config, sizes.block_size, sizes.dtype)
     num_blocks = _num_blocks(settings, model, sizes, geometry, worker_epoch)
     runner = _build_runner(model, sizes, geometry, num_blocks, worker_epoch, faults)

@@ -19,6 +19,7 @@ from gpu_worker.engine import Engine, build_engine, choose_sizes
 from gpu_worker.faults import FaultInjector
 from gpu_worker.heartbeat import Heartbeat, Progress
 from gpu_worker.link import SchedulerLink, Standing
+from gpu_worker.loading.config import ModelConfig
 from gpu_worker.loading.loader import ModelFiles
 
 _STALE_AFTER_S = 120.0
@@ -35,16 +36,15 @@ class StopRequestedError(Exception):
 class WorkerService:
     """Builds the process, runs it, takes it down. Main thread only."""
 
-    def __init__(self, settings: Settings, files: ModelFiles, faults: FaultInjector) -> None:
+    def __init__(self, settings: Settings, config: ModelConfig, faults: FaultInjector) -> None:
         """Checks everything that can be checked without reading weights, then opens the probe's port.
 
         Raises UnusableSettingsError, EndpointError, or OSError when the port is taken.
         """
         self._settings = settings
-        self._files = files
         self._faults = faults
         self._log = structlog.get_logger()
-        self._sizes = choose_sizes(settings, files.config)
+        self._sizes = choose_sizes(settings, config)
         self._endpoint = worker_endpoint(settings.ipc)
         self._epoch = new_epoch()
         self._progress = Progress()
@@ -52,7 +52,7 @@ class WorkerService:
         listen = settings.worker.metrics_listen
         self._probes = ProbeServer(listen, self.state) if listen else None
 
-    def load(self, stop: StopSignal) -> Engine:
+    def load(self, files: ModelFiles, stop: StopSignal) -> Engine:
         """Reads weights, sizes the cache, warms up.
 
         Raises ModelLoadError, KvCacheSizeError, WarmUpError, or StopRequestedError at a signal between two tensors.
@@ -65,7 +65,7 @@ class WorkerService:
             self.state.set_ready(False, f"loading weights, {done * 100 // total} %")
 
         started = time.monotonic()
-        model = self._files.load(self._sizes.dtype, self._sizes.device, progress)
+        model = files.load(self._sizes.dtype, self._sizes.device, progress)
         self._log.info(
             "weights_loaded",
             parameters=model.num_parameters,
@@ -74,7 +74,7 @@ class WorkerService:
             seconds=round(time.monotonic() - started, 2),
         )
         self.state.set_ready(False, "warming up")
-        return build_engine(self._settings, self._files.source, model, self._sizes, self._epoch, self._faults)
+        return build_engine(self._settings, files.source, model, self._sizes, self._epoch, self._faults)
 
     def run(self, engine: Engine, stop: StopSignal) -> int:
         """Serves plans until `stop` is requested or the scheduler refuses this worker. Returns the exit code."""

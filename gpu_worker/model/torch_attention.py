@@ -1,8 +1,8 @@
 """Reference attention in torch: gathers each row's pages, then `scaled_dot_product_attention`.
 
 Query heads of one KV head are folded into query rows, so that a decode batch is one call without repeated keys. Decode
-rows are grouped by their own length rounded up to a power of two of pages: short rows do not pay for long ones, and
-the shapes that a row is computed in do not depend on its neighbours.
+rows are grouped by their own length, rounded up to few sizes: short rows do not pay for long ones, and the shapes that
+a row is computed in do not depend on its neighbours.
 """
 
 import numpy as np
@@ -44,13 +44,12 @@ class TorchAttention:
         lens = layout.decode_kv_lens
         if not len(lens):
             return []
-        num_pages = np.maximum(-(-lens // self._block_size), _SMALLEST_GROUP_PAGES)
-        exponents = np.ceil(np.log2(num_pages)).astype(np.int64)
+        padded = _padded_pages(-(-lens // self._block_size))
         width = layout.block_tables.shape[1]
         found = []
-        for exponent in np.unique(exponents):
-            rows = np.flatnonzero(exponents == exponent)
-            found.append((rows, lens[rows], min(1 << int(exponent), width)))
+        for num_pages in np.unique(padded):
+            rows = np.flatnonzero(padded == num_pages)
+            found.append((rows, lens[rows], min(int(num_pages), width)))
         return found
 
 
@@ -172,6 +171,13 @@ class _ChunkRow:
                 mask &= seen > own - window
             self._masks[window] = mask
         return self._masks[window]
+
+
+def _padded_pages(num_pages: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Rounded up to 8, 12, 16, 24, 32, 48 … pages."""
+    power = 1 << np.ceil(np.log2(np.maximum(num_pages, _SMALLEST_GROUP_PAGES))).astype(np.int64)
+    padded: npt.NDArray[np.int64] = np.where(num_pages <= power * 3 // 4, power * 3 // 4, power)
+    return np.maximum(padded, _SMALLEST_GROUP_PAGES)
 
 
 def _page_heads(tables: torch.Tensor, num_kv_heads: int) -> torch.Tensor:

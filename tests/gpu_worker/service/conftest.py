@@ -85,8 +85,9 @@ class RunningWorker:
 
     def __init__(self, settings: Settings) -> None:
         self.stop = StopSignal()
-        self.service = WorkerService(settings, open_model(resolve_model(settings.model.source)), FaultInjector())
-        self.engine = self.service.load(self.stop)
+        files = open_model(resolve_model(settings.model.source))
+        self.service = WorkerService(settings, files.config, FaultInjector())
+        self.engine = self.service.load(files, self.stop)
         self.exit_code: int | None = None
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
