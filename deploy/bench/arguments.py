@@ -105,6 +105,18 @@ def add_load_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_simulator_arguments(parser: argparse.ArgumentParser) -> None:
+    """Whether it runs on the simulator."""
+    group = parser.add_argument_group("simulator")
+    group.add_argument("--simulate", action="store_true", help="the real scheduler with a modelled device, in no time")
+    group.add_argument(
+        "--device-cost",
+        type=Path,
+        metavar="FILE.json",
+        help='its model: {"step_us": …, "decode_row_us": …, "prefill_token_us": …}',
+    )
+
+
 def checked(parse: Callable[[str], _T]) -> Callable[[str], _T]:
     """A parser of ours as argparse wants it: its own message, no traceback."""
 

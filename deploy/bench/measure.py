@@ -4,6 +4,7 @@ import datetime
 import gc
 import itertools
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 
 import msgspec
 
@@ -14,7 +15,7 @@ from deploy.bench.load.clock import Clock
 from deploy.bench.load.generator import LoadGenerator, LoadPlan
 from deploy.bench.load.grpc_client import GrpcTarget
 from deploy.bench.load.record import Outcome, RequestRecord
-from deploy.bench.observe.generator_health import watch_generator
+from deploy.bench.observe.generator_health import GeneratorHealth, watch_generator
 from deploy.bench.observe.machine import MAX_FOREIGN_CORES, ForeignLoad, describe_machine, describe_software
 from deploy.bench.observe.server import ServerWatch, sum_up, watch_server
 from deploy.bench.output.result import RunConditions, RunResult
@@ -42,7 +43,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
 async def measure(
     client: StreamClient, wanted: Measurement, clock: Clock, on_end: Callable[[RequestRecord], None] | None = None
 ) -> RunResult:
-    """Runs it once. Raises only on our bugs: what goes wrong with requests stands in the result."""
+    """Runs it once. What goes wrong with requests stands in the result. Raises TargetError for a bad `ops`."""
     await _warm_up(client, wanted, clock)
     gc.collect()
     # What exists by now is not looked at again: a collection in the middle of a run would show as latency.
@@ -54,13 +55,35 @@ async def measure(
     finally:
         gc.unfreeze()
     foreign_cores = foreign.cores()
+    warnings = health.warnings() + _find_warnings(records, foreign_cores)
+    return _finish(wanted, records, watch, health, warnings, foreign_cores)
+
+
+async def measure_virtually(
+    client: StreamClient, wanted: Measurement, clock: Clock, watching: AbstractAsyncContextManager[ServerWatch]
+) -> RunResult:
+    """The same where time is virtual: this machine's load does not matter, and the server's account is `watching`'s."""
+    await _warm_up(client, wanted, clock)
+    async with watching as watch:
+        records = await LoadGenerator(client, wanted.plan, clock).run(wanted.workload.sessions())
+    return _finish(wanted, records, watch, GeneratorHealth(), _find_warnings(records, None), None)
+
+
+def _finish(
+    wanted: Measurement,
+    records: list[RequestRecord],
+    watch: ServerWatch,
+    health: GeneratorHealth,
+    warnings: list[str],
+    foreign_cores: float | None,
+) -> RunResult:
     result = RunResult(
         label=wanted.label,
         conditions=_describe(wanted, watch, foreign_cores),
         server=sum_up(watch.samples),
         why_no_server=watch.why_none,
         generator=health,
-        warnings=health.warnings() + _find_warnings(records, foreign_cores),
+        warnings=warnings,
         records=records,
         samples=watch.samples,
         iterations=watch.iterations,

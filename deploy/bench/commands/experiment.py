@@ -7,10 +7,10 @@ import sys
 import msgspec
 
 from chairlift.runtime.process import ExitCode
-from deploy.bench.commands.files import write_json, write_text
+from deploy.bench.commands.files import read_cost, write_json, write_text
 from deploy.bench.experiment.conduct import Conducted, conduct
 from deploy.bench.experiment.definition import Experiment, ExperimentError, Variant, load_experiment, ready_made
-from deploy.bench.experiment.laboratory import Laboratory, OwnStackLaboratory
+from deploy.bench.experiment.laboratory import Laboratory, OwnStackLaboratory, SimulatedLaboratory
 from deploy.bench.experiment.verdict import ExperimentReport, judge
 from deploy.bench.output.difference_table import format_differences
 from deploy.bench.output.html_report import render_report
@@ -27,7 +27,7 @@ def run(arguments: argparse.Namespace) -> int:
     experiment = _read_experiment(arguments)
     laboratory = _find_laboratory(arguments)
     conducted = asyncio.run(conduct(experiment, laboratory, _tell))
-    report = judge(conducted, is_simulated=False)
+    report = judge(conducted, is_simulated=arguments.simulate)
     _write_files(arguments, conducted, report)
     print(msgspec.json.encode(report).decode() if arguments.json else _format(report))
     return ExitCode.OK if report.same_tokens else ExitCode.FAILED
@@ -50,6 +50,8 @@ def _read_experiment(arguments: argparse.Namespace) -> Experiment:
 
 
 def _find_laboratory(arguments: argparse.Namespace) -> Laboratory:
+    if arguments.simulate:
+        return SimulatedLaboratory(arguments.config, tuple(arguments.overrides), read_cost(arguments.device_cost))
     return OwnStackLaboratory(arguments.config, tuple(arguments.overrides))
 
 

@@ -10,13 +10,13 @@ import msgspec
 from chairlift.runtime.process import ExitCode
 from chairlift.runtime.settings_loader import load_settings
 from deploy.bench.commands.choices import API_KEY_ENV
-from deploy.bench.commands.files import write_text
+from deploy.bench.commands.files import read_cost, write_text
 from deploy.bench.errors import BenchUsageError
 from deploy.bench.load.client import TargetModel
 from deploy.bench.load.grpc_client import GrpcTarget
 from deploy.bench.output.difference_table import format_differences
 from deploy.bench.tune.journal import Journal, JournalHead
-from deploy.bench.tune.plant import LADDERS, LivePlant, OwnStackPlant, Plant, TrialLoad, make_ladders
+from deploy.bench.tune.plant import LADDERS, LivePlant, OwnStackPlant, Plant, SimulatedPlant, TrialLoad, make_ladders
 from deploy.bench.tune.search import Bounds, Phase
 from deploy.bench.tune.trial import Trial, TuneObjectives
 from deploy.bench.tune.tuned_file import format_trial, render_tuned_file
@@ -33,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
         objectives=objectives,
         workload=workload.name,
         workload_details=workload.describe() | {"num_requests": load.num_requests},
-        plant=arguments.target or "own stacks",
+        plant="simulator" if arguments.simulate else arguments.target or "own stacks",
     )
     journal = Journal(arguments.journal, head)
     tuned = asyncio.run(_tune(arguments, objectives, load, journal))
@@ -49,8 +49,11 @@ async def _tune(arguments: argparse.Namespace, objectives: TuneObjectives, load:
 
 
 def _open_plant(arguments: argparse.Namespace, objectives: TuneObjectives, load: TrialLoad) -> Plant:
-    if arguments.target is None:
-        return OwnStackPlant(load_settings(arguments.config, arguments.overrides), load)
+    if arguments.target is None or arguments.simulate:
+        settings = load_settings(arguments.config, arguments.overrides)
+        if arguments.simulate:
+            return SimulatedPlant(settings, load, read_cost(arguments.device_cost))
+        return OwnStackPlant(settings, load)
     if arguments.ops is None:
         raise BenchUsageError("--target needs --ops: knobs are moved by the operator's port")
     key = os.environ.get(API_KEY_ENV)

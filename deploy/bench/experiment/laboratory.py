@@ -1,7 +1,10 @@
-"""Where a variant runs: an interface, and the real one that starts a stack for each run."""
+"""Where a variant runs: an interface, stacks of one's own, and the simulator."""
 
+import asyncio
 from pathlib import Path
 from typing import Protocol
+
+import msgspec
 
 from chairlift.runtime.settings import Settings
 from chairlift.runtime.settings_loader import load_settings
@@ -13,7 +16,9 @@ from deploy.bench.load.generator import LoadPlan
 from deploy.bench.load.grpc_client import GrpcClient
 from deploy.bench.measure import Measurement, measure
 from deploy.bench.output.result import RunResult
-from deploy.bench.stack import run_own_stack
+from deploy.bench.simulate.device_cost import DeviceCost
+from deploy.bench.simulate.replica import simulate
+from deploy.bench.stack import describe_settings, run_own_stack
 from deploy.bench.workload.catalogue import WorkloadOptions, find_workload
 from deploy.bench.workload.lengths import parse_length_range
 from deploy.bench.workload.request import Workload
@@ -41,35 +46,66 @@ class OwnStackLaboratory:
 
     def check(self, variant: Variant) -> None:
         """See `Laboratory`."""
-        self._settings(variant)
+        read_settings(variant, self._config, self._overrides)
         draw_workload(variant, TargetModel(name=""), 0)
 
     async def run(self, experiment: Experiment, variant: Variant, repetition: int) -> RunResult:
         """See `Laboratory`."""
         clock = MonotonicClock()
-        async with run_own_stack(self._settings(variant)) as stack:
+        async with run_own_stack(read_settings(variant, self._config, self._overrides)) as stack:
             client = GrpcClient(stack.target, clock)
             try:
-                model = await client.describe()
-                wanted = Measurement(
-                    backend="chairlift",
-                    model=model,
-                    workload=draw_workload(variant, model, repetition),
-                    plan=plan_load(variant, repetition),
-                    warmup=draw_workload(variant, model, repetition + WARMUP_SEED_STEP),
-                    num_warmups=experiment.warmup,
-                    objectives=experiment.objectives,
-                    ops=stack.ops,
-                    settings=stack.settings,
-                    label=variant.name,
+                wanted = plan_run(experiment, variant, repetition, await client.describe())
+                return await measure(
+                    client, msgspec.structs.replace(wanted, ops=stack.ops, settings=stack.settings), clock
                 )
-                return await measure(client, wanted, clock)
             finally:
                 await client.close()
 
-    def _settings(self, variant: Variant) -> Settings:
-        own = [f"{path}={_render(value)}" for path, value in variant.settings.items()]
-        return load_settings(self._config, [*self._overrides, *own])
+
+class SimulatedLaboratory:
+    """A fresh simulated replica for each run, in virtual time."""
+
+    def __init__(self, config: Path | None, overrides: tuple[str, ...], cost: DeviceCost) -> None:
+        """See `OwnStackLaboratory`; settings of gateway and worker, but for the KV cache's size, mean nothing here."""
+        self._config = config
+        self._overrides = overrides
+        self._cost = cost
+
+    def check(self, variant: Variant) -> None:
+        """See `Laboratory`."""
+        read_settings(variant, self._config, self._overrides)
+        draw_workload(variant, TargetModel(name=""), 0)
+
+    async def run(self, experiment: Experiment, variant: Variant, repetition: int) -> RunResult:
+        """See `Laboratory`. Computes in a thread: the simulator has an event loop of its own."""
+        settings = read_settings(variant, self._config, self._overrides)
+
+        def prepare(model: TargetModel) -> Measurement:
+            wanted = plan_run(experiment, variant, repetition, model)
+            return msgspec.structs.replace(wanted, backend="simulator", settings=describe_settings(settings))
+
+        return await asyncio.to_thread(simulate, settings, self._cost, prepare)
+
+
+def read_settings(variant: Variant, config: Path | None, overrides: tuple[str, ...]) -> Settings:
+    """The user's settings with the variant's over them. Raises SettingsError."""
+    own = [f"{path}={_render(value)}" for path, value in variant.settings.items()]
+    return load_settings(config, [*overrides, *own])
+
+
+def plan_run(experiment: Experiment, variant: Variant, repetition: int, model: TargetModel) -> Measurement:
+    """One repetition of a variant on a server of `model`. Raises WorkloadError."""
+    return Measurement(
+        backend="chairlift",
+        model=model,
+        workload=draw_workload(variant, model, repetition),
+        plan=plan_load(variant, repetition),
+        warmup=draw_workload(variant, model, repetition + WARMUP_SEED_STEP),
+        num_warmups=experiment.warmup,
+        objectives=experiment.objectives,
+        label=variant.name,
+    )
 
 
 def draw_workload(variant: Variant, model: TargetModel, repetition: int) -> Workload:

@@ -1,5 +1,6 @@
-"""What is tuned: an interface, and two real ones: stacks of one's own, and a live server by its operator's port."""
+"""What is tuned: an interface, stacks of one's own, the simulator, and a live server by its operator's port."""
 
+import asyncio
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
@@ -18,7 +19,9 @@ from deploy.bench.load.generator import LoadPlan
 from deploy.bench.load.grpc_client import GrpcClient, GrpcTarget, connect, describe_error, open_channel
 from deploy.bench.measure import Measurement, measure
 from deploy.bench.output.result import RunResult
-from deploy.bench.stack import OwnStack, run_own_stack
+from deploy.bench.simulate.device_cost import DeviceCost
+from deploy.bench.simulate.replica import simulate
+from deploy.bench.stack import OwnStack, describe_settings, run_own_stack
 from deploy.bench.tune.search import Ladder
 from deploy.bench.tune.trial import KnobValue, Setting, TuneObjectives
 from deploy.bench.workload.catalogue import WorkloadOptions, find_workload
@@ -89,32 +92,21 @@ def make_ladders(start: dict[str, KnobValue], bounds: dict[str, tuple[float, flo
     return found
 
 
-async def run_trial(
-    client: GrpcClient,
-    load: TrialLoad,
-    setting: Setting,
-    repetition: int,
-    ops: GrpcTarget,
-    settings: dict[str, str],
-) -> RunResult:
-    """One run in a closed loop."""
-    model = await client.describe()
+def plan_trial(load: TrialLoad, setting: Setting, repetition: int, model: TargetModel) -> Measurement:
+    """One run in a closed loop. Raises WorkloadError."""
     plan = LoadPlan(
         concurrency=setting.concurrency,
         num_sessions=max(load.num_requests, setting.concurrency),
         timeout_s=load.timeout_s,
     )
-    wanted = Measurement(
+    return Measurement(
         backend="chairlift",
         model=model,
         workload=load.draw(model, repetition),
         plan=plan,
         warmup=load.draw(model, repetition + WARMUP_SEED_STEP),
         num_warmups=load.num_warmups,
-        ops=ops,
-        settings=settings,
     )
-    return await measure(client, wanted, MonotonicClock())
 
 
 class OwnStackPlant:
@@ -136,25 +128,52 @@ class OwnStackPlant:
 
     async def start_values(self) -> dict[str, KnobValue]:
         """From the settings."""
-        return {
-            name: getattr(self._settings.scheduler, name)
-            for name in LADDERS
-            if name in SchedulerSettings.__struct_fields__
-        }
+        return _knobs_of(self._settings)
 
     async def run(self, setting: Setting, repetition: int) -> RunResult:
         """See `Plant`. Raises what the launcher raises."""
         if self._running is None or self._running[0] != setting.knobs:
             await self._exit.aclose()
             self._running = None
-            scheduler = msgspec.structs.replace(self._settings.scheduler, **setting.knobs)
-            own = msgspec.structs.replace(self._settings, scheduler=scheduler)
-            stack = await self._exit.enter_async_context(run_own_stack(own))
+            stack = await self._exit.enter_async_context(run_own_stack(_with_knobs(self._settings, setting.knobs)))
             client = GrpcClient(stack.target, MonotonicClock())
             self._exit.push_async_callback(client.close)
             self._running = (setting.knobs, stack, client)
         _, stack, client = self._running
-        return await run_trial(client, self._load, setting, repetition, stack.ops, stack.settings)
+        wanted = plan_trial(self._load, setting, repetition, await client.describe())
+        wanted = msgspec.structs.replace(wanted, ops=stack.ops, settings=stack.settings)
+        return await measure(client, wanted, MonotonicClock())
+
+
+class SimulatedPlant:
+    """A fresh simulated replica for each trial, in virtual time: for a dry run."""
+
+    def __init__(self, settings: Settings, load: TrialLoad, cost: DeviceCost) -> None:
+        self._settings = settings
+        self._load = load
+        self._cost = cost
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Nothing is left."""
+
+    async def start_values(self) -> dict[str, KnobValue]:
+        """From the settings."""
+        return _knobs_of(self._settings)
+
+    async def run(self, setting: Setting, repetition: int) -> RunResult:
+        """See `Plant`. Computes in a thread: the simulator has an event loop of its own."""
+        settings = _with_knobs(self._settings, setting.knobs)
+
+        def prepare(model: TargetModel) -> Measurement:
+            wanted = plan_trial(self._load, setting, repetition, model)
+            return msgspec.structs.replace(wanted, backend="simulator", settings=describe_settings(settings))
+
+        return await asyncio.to_thread(simulate, settings, self._cost, prepare)
 
 
 class LivePlant:
@@ -211,7 +230,8 @@ class LivePlant:
         """See `Plant`."""
         if self._in_force != setting.knobs:
             await self._apply(setting.knobs)
-        return await run_trial(self._client, self._load, setting, repetition, self._ops_target, {})
+        wanted = plan_trial(self._load, setting, repetition, await self._client.describe())
+        return await measure(self._client, msgspec.structs.replace(wanted, ops=self._ops_target), MonotonicClock())
 
     async def _apply(self, knobs: dict[str, KnobValue]) -> None:
         moved = {name: value for name, value in knobs.items() if value is not None}
@@ -254,3 +274,12 @@ def _raise_failures(replicas: Sequence[ops_pb2.ReplicaConfig]) -> None:
     for one in replicas:
         if one.HasField("failure"):
             raise PlantError(f"{one.replica_id}: {one.failure.reason}: {one.failure.message}")
+
+
+def _knobs_of(settings: Settings) -> dict[str, KnobValue]:
+    scheduler = settings.scheduler
+    return {name: getattr(scheduler, name) for name in LADDERS if name in SchedulerSettings.__struct_fields__}
+
+
+def _with_knobs(settings: Settings, knobs: dict[str, KnobValue]) -> Settings:
+    return msgspec.structs.replace(settings, scheduler=msgspec.structs.replace(settings.scheduler, **knobs))

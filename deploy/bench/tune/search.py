@@ -1,9 +1,10 @@
 """The search: what to try next, given all that was tried. Pure and deterministic, so that it resumes from its log.
 
 First the load is doubled from one user on with the knobs as they are, until an objective is left or more load gives no
-more throughput (the knee), and the border is halved once. Then each knob is moved along its ladder from the best
-point, in both directions as long as it helps; what a knob makes room for shows only under more load, so a move that
-gains nothing is tried with twice the load too; and after a knob helped, more load is tried again.
+more throughput (the knee), and the border is halved once. Then each knob is moved from the best point, in both
+directions: one rung under the same load, and, since what a knob makes room for shows only under more load, along its
+ladder under twice the load until that is within the objectives or moves away from them. After a knob helped, more load
+is tried again, and the others once more.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -137,21 +138,37 @@ class _Search:
         for direction in (0, 1):
             before = None
             while self.best is not before:
-                before = at = self.best
-                value = ladder.neighbours(at.setting.knobs[ladder.name])[direction]
-                if value is not None:
-                    yield from self._try({**at.setting.knobs, ladder.name: value}, at.setting.concurrency)
+                before = self.best
+                yield from self._try_same_load(ladder, direction)
+                if self.best is before:
+                    yield from self._walk_under_more_load(ladder, direction)
 
-    def _try(self, knobs: dict[str, KnobValue], concurrency: int) -> Iterator[tuple[Setting, Phase]]:
-        before = self.best
-        for load in (concurrency, concurrency * 2):
-            setting = Setting(knobs=knobs, concurrency=min(load, self._bounds.max_concurrency))
+    def _try_same_load(self, ladder: Ladder, direction: int) -> Iterator[tuple[Setting, Phase]]:
+        assert self.best is not None
+        at = self.best.setting
+        value = ladder.neighbours(at.knobs[ladder.name])[direction]
+        if value is None:
+            return
+        setting = Setting(knobs={**at.knobs, ladder.name: value}, concurrency=at.concurrency)
+        if (trial := self._find(setting)) is None:
+            yield setting, "knob"
+            return
+        self._take_if_better(trial)
+
+    def _walk_under_more_load(self, ladder: Ladder, direction: int) -> Iterator[tuple[Setting, Phase]]:
+        assert self.best is not None
+        at, excess = self.best.setting, float("inf")
+        concurrency = min(at.concurrency * 2, self._bounds.max_concurrency)
+        value = at.knobs[ladder.name]
+        while (value := ladder.neighbours(value)[direction]) is not None:
+            setting = Setting(knobs={**at.knobs, ladder.name: value}, concurrency=concurrency)
             if (trial := self._find(setting)) is None:
                 yield setting, "knob"
                 return
             self._take_if_better(trial)
-            if self.best is not before or not trial.is_feasible:
+            if trial.is_feasible or trial.excess > excess * (1 + MIN_GAIN):
                 return
+            excess = trial.excess
 
     def _find(self, setting: Setting) -> Trial | None:
         return self._log.get(setting.key())

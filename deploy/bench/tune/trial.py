@@ -52,6 +52,8 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     kv_used_share_max: float | None
     violations: tuple[str, ...]
     """Objectives that it left, in words; empty: it may be chosen."""
+    excess: float
+    """The worst figure as a multiple of its objective; above 1 where an objective with a bound above 0 was left."""
 
     @property
     def is_feasible(self) -> bool:
@@ -83,6 +85,7 @@ def judge_trial(setting: Setting, result: RunResult, objectives: TuneObjectives)
         error_rate=summary.error_rate,
         preemptions_per_request=preemptions,
         kv_used_share_max=kv_share,
+        excess=max((value / bound for _, value, bound, _ in checks if value is not None and bound > 0), default=0.0),
         violations=(
             *(() if summary.completed else ("no request came to its end",)),
             *(

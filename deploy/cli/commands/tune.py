@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from chairlift.runtime.settings_loader import add_settings_arguments
-from deploy.bench.arguments import add_workload_arguments, non_negative_int, positive, positive_int
+from deploy.bench.arguments import add_simulator_arguments, add_workload_arguments, non_negative_int, positive, positive_int
 from deploy.cli.bench_errors import bench_errors
 
 
@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     search.add_argument("--warmup", type=non_negative_int, default=4, metavar="N", help="uncounted requests (4)")
     search.add_argument("--timeout", type=positive, default=600.0, metavar="S", help="of one request (600)")
     search.add_argument("--max-concurrency", type=positive_int, default=256, metavar="N", help="most users tried (256)")
-    search.add_argument("--max-trials", type=positive_int, default=32, metavar="N", help="(32)")
+    search.add_argument("--max-trials", type=positive_int, default=48, metavar="N", help="(48)")
     search.add_argument(
         "--bound",
         action="append",
@@ -37,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     live.add_argument("--tls-ca", type=Path, metavar="FILE", help="TLS, trusting these certificates")
     parser.add_argument("--output", type=Path, metavar="FILE.toml", help="write the chosen settings with the evidence")
     parser.add_argument("--json", action="store_true", help="print the outcome as JSON")
+    add_simulator_arguments(parser)
     add_settings_arguments(parser)
 
 

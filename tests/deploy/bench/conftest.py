@@ -1,7 +1,6 @@
 """Virtual time for the load generator, and a client that answers by a script of exact delays."""
 
 import asyncio
-import selectors
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -9,39 +8,10 @@ import pytest
 
 from deploy.bench.load.client import Call, TargetModel
 from deploy.bench.load.record import Outcome, RequestRecord, ServerAccount, digest_tokens
+from deploy.bench.simulate import virtual_time
+from deploy.bench.simulate.virtual_time import VirtualClock
 
 T = TypeVar("T")
-
-
-class JumpingSelector(selectors.DefaultSelector):
-    """Waits for nothing: time jumps to where the loop would have waited to."""
-
-    now_s = 1000.0
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        events = super().select(0)
-        if not events and timeout:
-            self.now_s += timeout
-        return events
-
-
-class VirtualLoop(asyncio.SelectorEventLoop):
-    def __init__(self) -> None:
-        self.jumping = JumpingSelector()
-        super().__init__(self.jumping)
-
-    def time(self) -> float:
-        return self.jumping.now_s
-
-
-class VirtualClock:
-    """The loop's own virtual time."""
-
-    def now_ns(self) -> int:
-        return round(asyncio.get_running_loop().time() * 1e9)
-
-    async def wait_until(self, at_ns: int) -> None:
-        await asyncio.sleep(max(0, at_ns - self.now_ns()) / 1e9)
 
 
 class ScriptedClient:
@@ -79,12 +49,7 @@ class ScriptedClient:
 @pytest.fixture
 def run_virtually() -> Callable[[Callable[[], Coroutine[Any, Any, T]]], T]:
     """Runs a coroutine function in an event loop with virtual time."""
-
-    def run(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-            return runner.run(main())
-
-    return run
+    return virtual_time.run_virtually
 
 
 @pytest.fixture

@@ -1,0 +1,104 @@
+"""The simulated server: the real core under the real load generator, with costs that can be worked out by hand."""
+
+import asyncio
+
+import msgspec
+import pytest
+
+from chairlift.runtime.settings_loader import load_settings
+from deploy.bench.experiment.conduct import conduct
+from deploy.bench.experiment.definition import load_experiment
+from deploy.bench.experiment.laboratory import SimulatedLaboratory
+from deploy.bench.experiment.verdict import judge
+from deploy.bench.load.client import TargetModel
+from deploy.bench.load.generator import LoadPlan
+from deploy.bench.load.record import Outcome
+from deploy.bench.measure import Measurement
+from deploy.bench.output.result import RunResult
+from deploy.bench.simulate.device_cost import DeviceCost
+from deploy.bench.simulate.knobs import to_scheduling_config
+from deploy.bench.simulate.replica import simulate
+from deploy.bench.workload.lengths import LengthRange
+from deploy.bench.workload.prompts import TokenIds
+from deploy.bench.workload.synthetic import RandomWorkload
+from scheduler_svc.config import scheduling_config
+
+COST = DeviceCost(step_us=10_000, decode_row_us=1_000, prefill_token_us=100)
+
+
+def run(*overrides: str, number: int = 1, output: int = 11, abandon_share: float = 0.0, **load: object) -> RunResult:
+    workload = RandomWorkload(
+        name="fixed",
+        ids=TokenIds(1),
+        prompt=LengthRange(100, 100),
+        output=LengthRange(output, output),
+        abandon_share=abandon_share,
+    )
+
+    def prepare(model: TargetModel) -> Measurement:
+        plan = LoadPlan(num_sessions=number, wants_ids=True, **load)  # type: ignore[arg-type]
+        return Measurement(backend="simulator", model=model, workload=workload, plan=plan)
+
+    return simulate(load_settings(None, overrides, {}), COST, prepare)
+
+
+def test_times_are_those_of_the_cost_model() -> None:
+    """One prefill of 100 tokens: 10 + 10 ms. Then ten decodes of one row: 10 + 1 ms each."""
+    (record,) = run().records
+    assert record.outcome is Outcome.OK
+    assert record.ttft_ms == pytest.approx(20.0, abs=1e-3)
+    assert record.inter_token_ms() == pytest.approx([11.0] * 10, abs=1e-3)
+    assert record.server.ttft_ms == pytest.approx(20.0, abs=1e-3)
+    assert record.finish_reason == "LENGTH"
+
+
+def test_requests_ride_together() -> None:
+    """Four prompts in one step: 10 + 40 ms; then four rows a step: 14 ms."""
+    result = run(number=4)
+    assert [record.ttft_ms for record in result.records] == pytest.approx([50.0] * 4, abs=1e-3)
+    assert result.records[3].inter_token_ms() == pytest.approx([14.0] * 10, abs=1e-3)
+    assert result.server is not None
+    assert result.server.output_tokens == 44
+
+
+def test_one_seat_serves_one_after_the_other() -> None:
+    first, second = run("scheduler.max_num_seqs=1", "scheduler.overlap=false", number=2).records
+    assert second.delta_ns[0] == pytest.approx(first.delta_ns[-1] + 20e6, abs=1e4)
+    assert second.server.queue_ms == pytest.approx(130.0, abs=1e-3)
+
+
+def test_a_client_that_goes_away_and_one_that_waits_too_long() -> None:
+    gone = run(number=8, output=200, abandon_share=1.0)
+    assert {record.outcome for record in gone.records} == {Outcome.ABANDONED}
+    assert all(record.output_tokens < 200 for record in gone.records)
+    (late,) = run(output=500, timeout_s=1.0).records
+    assert (late.outcome, late.reason) == (Outcome.TIMED_OUT, "DEADLINE")
+
+
+def test_the_same_run_twice_is_the_same_run() -> None:
+    def strip(result: RunResult) -> RunResult:
+        return msgspec.structs.replace(result, conditions=msgspec.structs.replace(result.conditions, date=""))
+
+    assert strip(run(number=6, concurrency=2)) == strip(run(number=6, concurrency=2))
+
+
+def test_continuous_batching_beats_static_on_the_simulator_with_the_same_tokens() -> None:
+    experiment = load_experiment("static-vs-continuous")
+    variants = tuple(
+        msgspec.structs.replace(one, workload=msgspec.structs.replace(one.workload, num_requests=20))
+        for one in experiment.variants
+    )
+    experiment = msgspec.structs.replace(experiment, variants=variants, repetitions=2)
+    laboratory = SimulatedLaboratory(None, (), DeviceCost())
+    report = judge(asyncio.run(conduct(experiment, laboratory)), is_simulated=True)
+    assert report.same_tokens
+    assert report.num_outputs_compared == 40
+    figures = [variant.figures["median_e2el_ms"] for variant in report.variants]
+    assert figures[1] < 0.9 * figures[0]
+
+
+def test_knobs_are_converted_as_the_scheduler_itself_does() -> None:
+    changed = ["scheduler.watermark=0.2", "scheduler.max_head_bypass_ms=7", "scheduler.gateway_loss_grace_s=3"]
+    for overrides in ([], changed, ["scheduler.batching=static", "scheduler.max_num_seqs=5"]):
+        settings = load_settings(None, overrides, {}).scheduler
+        assert to_scheduling_config(settings) == scheduling_config(settings)
