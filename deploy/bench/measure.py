@@ -37,6 +37,8 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     objectives: Objectives = Objectives()
     ops: GrpcTarget | None = None
     settings: dict[str, str] = {}
+    is_own_stack: bool = False
+    """Whether this process started the server: else the server's own work cannot be told from that of others."""
     label: str = ""
 
 
@@ -54,7 +56,7 @@ async def measure(
             records = await LoadGenerator(client, wanted.plan, clock, on_end).run(wanted.workload.sessions())
     finally:
         gc.unfreeze()
-    foreign_cores = foreign.cores()
+    foreign_cores = foreign.cores() if wanted.is_own_stack else None
     warnings = health.warnings() + _find_warnings(records, foreign_cores)
     return _finish(wanted, records, watch, health, warnings, foreign_cores)
 
@@ -131,8 +133,7 @@ def _find_warnings(records: list[RequestRecord], foreign_cores: float | None) ->
     found: list[str] = []
     if foreign_cores is not None and foreign_cores > MAX_FOREIGN_CORES:
         found.append(
-            f"other programs of this machine used {foreign_cores:.2f} cores meanwhile: with a server on this machine, "
-            "repeat when it is quiet"
+            f"other programs of this machine used {foreign_cores:.2f} cores meanwhile: repeat when it is quiet"
         )
     num_short = sum(record.outcome is Outcome.SHORT for record in records)
     if num_short:

@@ -57,7 +57,9 @@ class OwnStackLaboratory:
             try:
                 wanted = plan_run(experiment, variant, repetition, await client.describe())
                 return await measure(
-                    client, msgspec.structs.replace(wanted, ops=stack.ops, settings=stack.settings), clock
+                    client,
+                    msgspec.structs.replace(wanted, ops=stack.ops, settings=stack.settings, is_own_stack=True),
+                    clock,
                 )
             finally:
                 await client.close()

@@ -46,7 +46,7 @@ class RunConditions(msgspec.Struct, frozen=True, kw_only=True):
     settings: dict[str, str] = {}
     """What the stack was started with, where this program started it."""
     foreign_cores: float | None = None
-    """CPU that other programs of the machine used meanwhile."""
+    """CPU that other programs of the machine used meanwhile; None where the server's cannot be told from theirs."""
 
 
 class RunResult(msgspec.Struct, kw_only=True):

@@ -141,7 +141,7 @@ class OwnStackPlant:
             self._running = (setting.knobs, stack, client)
         _, stack, client = self._running
         wanted = plan_trial(self._load, setting, repetition, await client.describe())
-        wanted = msgspec.structs.replace(wanted, ops=stack.ops, settings=stack.settings)
+        wanted = msgspec.structs.replace(wanted, ops=stack.ops, settings=stack.settings, is_own_stack=True)
         return await measure(client, wanted, MonotonicClock())
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from deploy.bench.output.machine_line import describe_place
 from deploy.bench.output.result import RunConditions
+from deploy.bench.tune.evidence import Evidence, render_evidence
 from deploy.bench.tune.search import Outcome
 from deploy.bench.tune.trial import Trial, TuneObjectives
 
@@ -27,14 +28,23 @@ def render_tuned_file(
             f"# Model: {conditions.model.name}, fingerprint {conditions.model.fingerprint}, {conditions.model.dtype}",
             f"# Measured: {conditions.date}, {describe_place(conditions)}",
         ]
-        if conditions.config_revision is not None:
-            lines.append(f"# Configuration revision at the last trial: {conditions.config_revision}")
+        lines.append(render_evidence(_to_evidence(conditions)))
     lines += ["#", "# Trials:"]
     lines += [f"#   {format_trial(trial)}" for trial in trials]
     lines += ["", "[scheduler]"]
     moved = {name: value for name, value in best.setting.knobs.items() if value is not None}
     lines += [f"{name} = {value}" for name, value in moved.items()] or ["# Every knob stays with the server's choice."]
     return "\n".join(lines) + "\n"
+
+
+def _to_evidence(conditions: RunConditions) -> Evidence:
+    return Evidence(
+        version=conditions.software.chairlift,
+        commit=conditions.software.commit,
+        model_fingerprint=conditions.model.fingerprint,
+        config_revision=conditions.config_revision,
+        machine=conditions.machine,
+    )
 
 
 def format_trial(trial: Trial) -> str:

@@ -8,6 +8,7 @@ from typing import Any, Self
 import grpc.aio
 import pytest
 
+import chairlift
 from chairlift.v1 import ops_pb2
 from deploy.bench.errors import BenchUsageError
 from deploy.bench.figures.slo import Objectives
@@ -18,6 +19,7 @@ from deploy.bench.load.record import RequestRecord
 from deploy.bench.observe.machine import describe_machine, describe_software
 from deploy.bench.output.result import RunConditions, RunResult
 from deploy.bench.stand_in import Script, start_stand_in
+from deploy.bench.tune.evidence import find_tuning_differences
 from deploy.bench.tune.journal import Journal, JournalError, JournalHead
 from deploy.bench.tune.plant import LivePlant, PlantError, TrialLoad, make_ladders
 from deploy.bench.tune.search import Bounds, Ladder
@@ -180,6 +182,13 @@ def test_the_tuned_file_is_settings_with_the_evidence(tmp_path: Path) -> None:
     assert settings.scheduler.max_num_seqs == tuned.outcome.best.setting.knobs["max_num_seqs"]
     assert text.count(" tok/s, p99 TTFT") == len(journal.trials)
     assert "fingerprint f" in text
+    assert find_tuning_differences(path, chairlift.__version__, "f") == []
+    assert find_tuning_differences(path, "0.0.1", "g") == [
+        f"version {chairlift.__version__}, here 0.0.1",
+        "model f, here g",
+    ]
+    (tmp_path / "other.toml").write_text("[scheduler]\n# evidence: {}\n")
+    assert find_tuning_differences(tmp_path / "other.toml", "0.0.1", "g") == []
 
 
 def test_ladders_keep_to_the_bounds() -> None:
