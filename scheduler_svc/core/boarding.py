@@ -42,16 +42,14 @@ class _Prefix:
 
 
 def board(state: SchedulerState, step: Step, budget: int, now: int) -> None:
-    """Seats candidates until something runs out, and notes what the rest waits for."""
-    if not len(state.policy):
-        return
+    """Seats candidates until something runs out, and notes what those wait for who are left, or come now."""
     if state.probation.is_on:
         _board_suspects(state, step, budget, now)
         return
     seats = state.max_num_seqs - len(state.batch.rows)
     if seats <= 0:
         state.clock.turn(WaitReason.SEATS, now)
-    elif budget <= 0:
+    elif budget <= 0 or not len(state.policy):
         state.clock.turn(WaitReason.TOKEN_BUDGET, now)
     else:
         candidates: Iterable[Sequence]
@@ -90,7 +88,8 @@ def _board_from(
     if num_passed_over:
         blocked.remember(state)
         return WaitReason.KV_BLOCKS
-    return WaitReason.SEATS if state.config.batching == "static" else WaitReason.TOKEN_BUDGET
+    is_full = seats <= 0 or state.config.batching == "static"
+    return WaitReason.SEATS if is_full else WaitReason.TOKEN_BUDGET
 
 
 def _board_suspects(state: SchedulerState, step: Step, budget: int, now: int) -> None:
@@ -131,7 +130,7 @@ def try_board(state: SchedulerState, step: Step, sequence: Sequence, budget: int
 def _headroom(state: SchedulerState, sequence: Sequence) -> int:
     """Blocks that must stay free. Hysteresis: who gave way comes back only when every rider could grow by a block."""
     num_running = len(state.batch.rows)
-    if num_running == 0:
+    if num_running == 0 or state.probation.is_on:
         return 0
     if sequence.state is SequenceState.PREEMPTED:
         return max(state.watermark, num_running + 1)

@@ -58,7 +58,7 @@ class GatewayColumn:
         self._offsets = Offsets()
         self._packed_handles = b""
         self._select: Callable[[array[int]], tuple[int, ...]] | None = None
-        self._is_whole = False
+        self._is_leading = False
         self._is_stale = True
 
     def __len__(self) -> int:
@@ -93,25 +93,25 @@ class GatewayColumn:
         self._positions[sequence.column_index] = position
         self._is_stale = True
 
-    def take(self, column: "array[int]", sampled: bytes, num_decodes: int) -> tuple[bytes, bytes, bytes]:
+    def take(self, column: "array[int]", sampled: bytes) -> tuple[bytes, bytes, bytes]:
         """Packed handles, offsets and tokens of its members for one result; their offsets advance.
 
-        `sampled` is the packed form of `column`, whose first `num_decodes` ids are the decode rows'.
+        `sampled` is the packed form of `column`, which begins with the decode rows.
         """
         if self._is_stale:
-            self._refresh(num_decodes)
-        if self._is_whole:
-            tokens = sampled[: 4 * num_decodes]
+            self._refresh()
+        if self._is_leading:
+            tokens = sampled[: 4 * len(self._positions)]
         elif self._select is not None:
             tokens = pack_u32(self._select(column))
         else:
             tokens = pack_u32([column[position] for position in self._positions])
         return self._packed_handles, self._offsets.take(), tokens
 
-    def _refresh(self, num_decodes: int) -> None:
+    def _refresh(self) -> None:
         self._packed_handles = pack_u64(self._handles)
-        self._is_whole = len(self._positions) == num_decodes and self._positions == list(range(num_decodes))
-        many = not self._is_whole and len(self._positions) > 1
+        self._is_leading = self._positions == list(range(len(self._positions)))
+        many = not self._is_leading and len(self._positions) > 1
         self._select = itemgetter(*self._positions) if many else None
         self._is_stale = False
 

@@ -13,7 +13,7 @@ from chairlift.ipc.tokens import pack_u32, pack_u64
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.core.state import SchedulerState
-from scheduler_svc.core.steps import Step, Transition
+from scheduler_svc.core.steps import Transition
 
 
 def start_sending(state: SchedulerState, sequence: Sequence) -> None:
@@ -109,13 +109,13 @@ class StepEmission:
             sent = msgspec.structs.replace(entry, handle=request.handle)
             self._extra(request.gateway).prompt_logprobs.append(sent)
 
-    def send_column(self, step: Step, column: "array[int]", sampled: bytes) -> None:
+    def send_column(self, column: "array[int]", sampled: bytes) -> None:
         """One Deltas a gateway that gets something of this result. Offsets of the columns advance: call once."""
         for number, gateway in self._state.gateways.items():
             extra = self._extras.get(number)
             handles = offsets = tokens = b""
             if len(gateway.column):
-                handles, offsets, tokens = gateway.column.take(column, sampled, step.num_decodes)
+                handles, offsets, tokens = gateway.column.take(column, sampled)
             elif extra is None:
                 continue
             if extra is None:

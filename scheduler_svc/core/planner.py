@@ -17,8 +17,9 @@ def make_plan(state: SchedulerState, now: int) -> device.Plan | None:
     """The next plan, which is then in flight; None when there is nothing to compute."""
     worker = state.worker
     assert worker is not None
+    step = Step(state.batch.planned + 1, worker.snapshot_needed, now)
     while True:
-        step = _draft(state, worker.snapshot_needed, now)
+        _fill(state, step, now)
         if state.batch.num_decodes or step.chunks:
             break
         if not state.probation.is_on:
@@ -30,9 +31,9 @@ def make_plan(state: SchedulerState, now: int) -> device.Plan | None:
     return plan
 
 
-def _draft(state: SchedulerState, is_snapshot: bool, now: int) -> Step:
+def _fill(state: SchedulerState, step: Step, now: int) -> None:
+    """Gives the step its work; may be called again with the same step when that left it empty."""
     batch = state.batch
-    step = Step(batch.planned + 1, is_snapshot, now)
     for sequence in batch.ends_at(step.number):
         seats.retire(state, sequence)
     batch.endings.pop(step.number, None)
@@ -46,7 +47,6 @@ def _draft(state: SchedulerState, is_snapshot: bool, now: int) -> Step:
     budget = state.max_num_batched_tokens - batch.num_decodes
     budget = _close_gaps(state, step, budget)
     boarding.board(state, step, budget, now)
-    return step
 
 
 def _cover_decodes(state: SchedulerState, step: Step, now: int) -> None:

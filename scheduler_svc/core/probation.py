@@ -62,14 +62,15 @@ class Probation:
             return self._begin(list(suspects), list(newcomers))
         self._num_failed += 1
         group = self._groups.pop()
+        alive = [suspect for suspect in group if not suspect.is_ended]
         if self._num_failed >= MAX_FAILED_STEPS:
-            guilty = group + [suspect for other in self._groups for suspect in other]
+            guilty = alive + [suspect for other in self._groups for suspect in other if not suspect.is_ended]
             self._groups = []
         elif len(group) == 1:
-            guilty = group
+            guilty = alive
         else:
-            half = len(group) // 2
-            self._groups += [group[half:], group[:half]]
+            half = len(alive) // 2
+            self._groups += [part for part in (alive[half:], alive[:half]) if part]
             return []
         self._num_culprits += len(guilty)
         return guilty

@@ -119,7 +119,7 @@ def _confirm(
     for part in message.prompt_logprobs:
         if not rows[part.row].is_ended:
             emission.add_prompt_logprobs(rows[part.row].request, part)
-    emission.send_column(step, column, message.sampled)
+    emission.send_column(column, message.sampled)
     for index, reason in found_ends:
         sequence = _sampler(state, step, index)
         if not sequence.is_ended:

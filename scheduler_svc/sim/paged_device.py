@@ -93,25 +93,36 @@ class PagedDevice:
         self._rows: dict[int, _Row] = {}
         self._kv: list[list[bytes | None]] = [[None] * geometry.block_size for _ in range(geometry.num_blocks)]
         self._expected: int | None = None
+        self._refused: int | None = None
 
     def execute(self, plan: device.Plan) -> device.StepDone | device.StepFailed | device.NeedSnapshot | None:
-        """One step; None when the plan is for another life of the worker. Raises InvalidPlan for a bug of its maker."""
+        """One step; None for a plan that is dropped in silence. Raises InvalidPlan for a bug of its maker."""
         if plan.worker_epoch != self.epoch:
             return None
         if not plan.reset and plan.step != self._expected:
-            self._expected = None
-            return device.NeedSnapshot(self.epoch, plan.step)
-        self._expected = plan.step + 1
+            return self._refuse(plan)
+        self._expected, self._refused = plan.step + 1, None
         self._change_rows(plan)
         work = self._work(plan)
-        if self.fail_steps > 0 or any(self.poison.intersection(self._rows[row].tokens) for row, _ in work):
+        if self.fail_steps > 0 or any(self._is_poisoned(row) for row, _ in work):
             self.fail_steps = max(self.fail_steps - 1, 0)
-            self._expected = None
+            self._expected, self._refused = None, plan.step
             return device.StepFailed(self.epoch, plan.step, "exception", "planted")
         self._copy(plan)
         self._check_writes(work)
         self.num_executed += 1
         return self._compute(plan, work)
+
+    def _refuse(self, plan: device.Plan) -> device.NeedSnapshot | None:
+        """One answer for two plans: the second was sent before the scheduler could know of the first."""
+        is_second = self._refused is not None and plan.step == self._refused + 1
+        self._refused = None if is_second else plan.step
+        self._expected = None
+        return None if is_second else device.NeedSnapshot(self.epoch, plan.step)
+
+    def _is_poisoned(self, row: int) -> bool:
+        held = self._rows[row]
+        return not self.poison.isdisjoint(held.tokens[: held.prompt_len])
 
     def _change_rows(self, plan: device.Plan) -> None:
         if plan.reset:
@@ -154,16 +165,23 @@ class PagedDevice:
             self._kv[target] = list(self._kv[source])
 
     def _check_writes(self, work: list[tuple[int, int]]) -> None:
-        users: dict[int, set[int]] = {}
+        """A block has one writer; others hold it only to read, at the same positions, what is being written."""
+        size = self.geometry.block_size
+        users: dict[int, list[int]] = {}
         for row, held in self._rows.items():
             _require(len(set(held.blocks)) == len(held.blocks), f"row {row} has a block twice")
             for block in held.blocks:
-                users.setdefault(block, set()).add(row)
+                users.setdefault(block, []).append(row)
         for row, count in work:
             held = self._rows[row]
             for position in range(held.computed, held.computed + count):
-                block = held.blocks[position // self.geometry.block_size]
-                _require(users[block] == {row}, f"row {row} writes to block {block}, which rows {users[block]} hold")
+                block = held.blocks[position // size]
+                for other in users[block]:
+                    reader = self._rows[other]
+                    reads = other != row and reader.computed > position
+                    _require(other == row or reads, f"rows {row} and {other} both write to block {block}")
+                    same = reader.blocks[position // size] == block
+                    _require(same, f"row {row} writes to block {block}, which row {other} has at another place")
 
     def _compute(self, plan: device.Plan, work: list[tuple[int, int]]) -> device.StepDone:
         sampled: list[int] = []
