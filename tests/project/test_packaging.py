@@ -16,14 +16,18 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = {"chairlift", "deploy", "gateway", "gpu_worker", "scheduler_svc"}
 
-# Triton's kernels need a package that comes with the CUDA builds of torch.
+# Modules of the GPU's kernels need triton, which comes with the CUDA builds of torch only.
 IMPORT_ALL = """
 import importlib, pkgutil, sys
 for name in sys.argv[1:]:
     package = importlib.import_module(name)
     for module in pkgutil.walk_packages(getattr(package, "__path__", []), name + "."):
-        if not module.name.endswith("__main__") and not module.name.startswith("gpu_worker.kernels.triton."):
-            importlib.import_module(module.name)
+        if not module.name.endswith("__main__"):
+            try:
+                importlib.import_module(module.name)
+            except ModuleNotFoundError as error:
+                if error.name != "triton":
+                    raise
     print(name, package.__file__)
 """
 
