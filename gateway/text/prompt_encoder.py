@@ -7,6 +7,7 @@ tokenizer runs without the GIL.
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from gateway.text.chat_template import Chat, ChatTurn
 from gateway.text.errors import ChatTemplateError, TemplateProblem
@@ -43,9 +44,9 @@ class PromptEncoder:
             await self._renderer.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def encode_text(self, text: str) -> list[int]:
+    async def encode_text(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Ids of a raw prompt; see `TextTokenizer.encode_prompt`."""
-        return await self._encode(self._tokenizer.encode_prompt, text)
+        return await self._encode(partial(self._tokenizer.encode_prompt, add_special_tokens=add_special_tokens), text)
 
     async def encode_chat(self, chat: Chat) -> list[int]:
         """Ids of a chat by the model's template. What messages spell never becomes a special token.

@@ -34,13 +34,13 @@ class TextTokenizer:
         """Ids that the tokenizer knows; the model may have more, which stand for nothing."""
         return len(self.table.pieces)
 
-    def encode_prompt(self, text: str) -> list[int]:
+    def encode_prompt(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Ids of a raw prompt: BOS and EOS as the model's configuration says; spelled special tokens become tokens.
 
         Whoever sends a raw prompt writes the model's format by hand, as in other servers' completion calls. Untrusted
         text belongs into chat messages.
         """
-        return self._tokenizer.encode(escape_literals(text)).ids
+        return self._tokenizer.encode(escape_literals(text), add_special_tokens=add_special_tokens).ids
 
     def encode_rendered(self, sealed: str) -> list[int]:
         """Ids of a rendered chat that `SpecialTextGuard.seal` has returned. The template writes its own BOS."""

@@ -1,0 +1,58 @@
+"""``python -m gateway``: the gateway process alone."""
+
+import asyncio
+import sys
+from collections.abc import Sequence
+
+import structlog
+
+from chairlift.runtime.model_source import ModelNotFoundError, ModelSource, resolve_model
+from chairlift.runtime.process import ExitCode, StopSignal, die_with_parent, stop_on_signals
+from chairlift.runtime.settings import Settings
+from chairlift.runtime.settings_loader import parse_settings
+from chairlift.runtime.sockets import EndpointError
+from chairlift.runtime.telemetry import configure_logging
+from gateway.addresses import AddressError
+from gateway.service import GatewayService
+from gateway.text.errors import ChatTemplateError, ModelTextError
+from gateway.text.model_text import ModelText, load_model_text
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs until SIGTERM or SIGINT; the exit code says why it ended."""
+    die_with_parent()
+    settings = parse_settings(argv, "gateway")
+    configure_logging(settings.telemetry, "gateway")
+    with stop_on_signals() as stop:
+        try:
+            source = resolve_model(settings.model.source, settings.model.revision)
+            text = load_model_text(source)
+        except (ModelNotFoundError, ModelTextError) as error:
+            return _give_up(ExitCode.MODEL, "model_cannot_be_read", error)
+        return asyncio.run(_run(settings, source, text, stop))
+
+
+async def _run(settings: Settings, source: ModelSource, text: ModelText, stop: StopSignal) -> ExitCode:
+    try:
+        service = GatewayService(settings, source, text)
+    except (AddressError, EndpointError) as error:
+        return _give_up(ExitCode.USAGE, "gateway_cannot_start", error)
+    try:
+        await service.start()
+        await service.run(stop)
+    except ChatTemplateError as error:
+        return _give_up(ExitCode.MODEL, "model_cannot_be_read", error)
+    except (AddressError, EndpointError, OSError) as error:
+        return _give_up(ExitCode.USAGE, "gateway_cannot_start", error)
+    finally:
+        await service.close()
+    return ExitCode.OK
+
+
+def _give_up(code: ExitCode, event: str, error: Exception) -> ExitCode:
+    structlog.get_logger().error(event, reason=str(error).splitlines()[0])
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,219 @@
+"""One call as the methods see it, and how a method becomes a gRPC handler.
+
+Everything that holds for each method stands here once: bytes that are no message, errors as statuses, faults of ours,
+admission, what every answer carries. A method is a coroutine that takes a message and a `Call`.
+"""
+
+import asyncio
+import re
+import secrets
+import traceback
+from collections.abc import Awaitable, Callable
+from typing import Any, Generic, TypeVar
+
+import grpc
+import grpc.aio
+import structlog
+from google.protobuf.message import DecodeError, Message
+
+from chairlift.ipc.common import Reason
+from gateway.errors.api_error import ApiError, GatewayReason
+from gateway.errors.status import to_wire
+
+RequestT = TypeVar("RequestT", bound=Message)
+
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
+_MAX_TRACESTATE_CHARS = 512
+_FRAMES_TOLD = 6
+
+
+class Call:
+    """What a method may know of its call, and what it may add to the answer."""
+
+    def __init__(self, context: "grpc.aio.ServicerContext[Any, Any]") -> None:
+        self._context = context
+        self._metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+        self._trailing: dict[str, str] = {}
+        found = _TRACEPARENT.fullmatch(self.traceparent)
+        self.trace_id = found[1] if found is not None else secrets.token_hex(16)
+        """Names the call in logs and in errors of ours."""
+
+    @property
+    def traceparent(self) -> str:
+        """W3C trace context of the caller; empty where there is none, or none that is valid."""
+        value = self._metadata.get("traceparent", "")
+        return value if _TRACEPARENT.fullmatch(value) else ""
+
+    @property
+    def tracestate(self) -> str:
+        """Goes with `traceparent`."""
+        value = self._metadata.get("tracestate", "")
+        return value if self.traceparent and len(value) <= _MAX_TRACESTATE_CHARS else ""
+
+    @property
+    def peer(self) -> str:
+        """The caller's address."""
+        return str(self._context.peer())
+
+    def seconds_left(self) -> float | None:
+        """Until the call's deadline; None without one."""
+        left: float | None = self._context.time_remaining()
+        return left
+
+    def add_trailing(self, key: str, value: str) -> None:
+        """Metadata that goes with the end of the call, whatever that is."""
+        if value:
+            self._trailing[key] = value
+
+    async def write(self, message: bytes) -> None:
+        """Sends one encoded message of a stream."""
+        await self._context.write(message)
+
+    def set_trailing(self) -> None:
+        """For a call that ends well."""
+        self._context.set_trailing_metadata(tuple(self._trailing.items()))
+
+    async def abort(self, error: ApiError) -> None:
+        """Ends the call with the status of `error`; raises, as the library has it."""
+        status = to_wire(error, self.trace_id)
+        await self._context.abort(status.code, status.message, (*self._trailing.items(), *status.trailing))
+
+
+class Gate:
+    """How many calls are open, and whether more are let in."""
+
+    def __init__(self, max_streams: int) -> None:
+        self._max_streams = max_streams
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._num_calls = 0
+        self.is_draining = False
+        self.num_streams = 0
+
+    def enter(self) -> None:
+        """A call has begun."""
+        self._num_calls += 1
+        self._idle.clear()
+
+    def leave(self) -> None:
+        """A call has ended."""
+        self._num_calls -= 1
+        if not self._num_calls:
+            self._idle.set()
+
+    async def wait_idle(self, timeout_s: float) -> bool:
+        """Whether every call has ended, or does within that time."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def check_stream(self) -> None:
+        """Raises ApiError where another stream is not let in."""
+        if self.is_draining:
+            raise ApiError(Reason.DRAINING, "this gateway is about to end")
+        if self.num_streams >= self._max_streams:
+            limits = (("max_concurrent_streams", str(self._max_streams)),)
+            raise ApiError(
+                GatewayReason.TOO_MANY_STREAMS, "this gateway has as many streams as it takes", limits=limits
+            )
+
+
+class _Malformed:
+    """Stands for bytes that are no message."""
+
+
+class Method(Generic[RequestT]):
+    """Makes the handler of one method of a service."""
+
+    def __init__(
+        self,
+        name: str,
+        request_type: type[RequestT],
+        serve: Callable[[RequestT, Call], Awaitable[Message | None]],
+        gate: Gate,
+        *,
+        is_stream: bool,
+        max_request_bytes: int,
+    ) -> None:
+        """`serve` returns the answer; a stream's writes to the call and returns None."""
+        self._name = name
+        self._request_type = request_type
+        self._serve = serve
+        self._gate = gate
+        self._is_stream = is_stream
+        self._max_request_bytes = max_request_bytes
+        self._log = structlog.get_logger(method=name)
+
+    def handler(self) -> "grpc.RpcMethodHandler[Any, Any]":
+        """For `grpc.method_handlers_generic_handler`."""
+        make = grpc.unary_stream_rpc_method_handler if self._is_stream else grpc.unary_unary_rpc_method_handler
+        serialize = None if self._is_stream else _serialize
+        return make(self._call, request_deserializer=self._parse, response_serializer=serialize)
+
+    def _parse(self, packed: bytes) -> RequestT | _Malformed | int:
+        if len(packed) > self._max_request_bytes:
+            return len(packed)
+        try:
+            return self._request_type.FromString(packed)
+        except DecodeError:
+            return _Malformed()
+
+    async def _call(
+        self, request: RequestT | _Malformed | int, context: "grpc.aio.ServicerContext[Any, Any]"
+    ) -> Message | None:
+        call = Call(context)
+        self._gate.enter()
+        try:
+            answer = await self._serve_counted(request, call)
+            call.set_trailing()
+            return answer
+        except ApiError as error:
+            await call.abort(error)
+            raise AssertionError("abort raises") from None
+        except (asyncio.CancelledError, grpc.aio.AbortError):
+            raise
+        except Exception as error:  # noqa: BLE001  # the last line: a fault of ours ends one call and no process
+            self._log.error("call_failed", trace_id=call.trace_id, error=type(error).__name__, frames=_frames(error))
+            await call.abort(ApiError(Reason.INTERNAL, f"a fault of the server, trace {call.trace_id}"))
+            raise AssertionError("abort raises") from None
+        finally:
+            self._gate.leave()
+
+    async def _serve_counted(self, request: RequestT | _Malformed | int, call: Call) -> Message | None:
+        match request:
+            case _Malformed():
+                raise ApiError(GatewayReason.MALFORMED_REQUEST, f"the bytes are no {self._request_type.__name__}")
+            case int():
+                limits = (("max_request_bytes", str(self._max_request_bytes)),)
+                message = f"{request} bytes are more than a request may have, {self._max_request_bytes}"
+                raise ApiError(GatewayReason.REQUEST_TOO_LARGE, message, limits=limits)
+        if not self._is_stream:
+            return await self._serve(request, call)
+        self._gate.check_stream()
+        self._gate.num_streams += 1
+        try:
+            return await self._serve(request, call)
+        finally:
+            self._gate.num_streams -= 1
+
+
+def refuse_unbuilt(name: str) -> Callable[[Message, Call], Awaitable[Message | None]]:
+    """A method that is declared and not built yet."""
+
+    async def serve(_request: Message, _call: Call) -> Message | None:
+        raise ApiError(GatewayReason.NOT_IMPLEMENTED, f"{name} is not built yet")
+
+    return serve
+
+
+def _serialize(message: Message) -> bytes:
+    return bytes(message.SerializeToString())
+
+
+def _frames(error: BaseException) -> list[str]:
+    """Where a fault came from. Its message is left out: it may quote a request."""
+    summary = traceback.extract_tb(error.__traceback__)[-_FRAMES_TOLD:]
+    return [f"{frame.filename.rpartition('/')[2]}:{frame.lineno} {frame.name}" for frame in summary]

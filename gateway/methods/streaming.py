@@ -1,0 +1,44 @@
+"""Gives a client what its generation has, until the end. One message a choice at most for each thing that happens."""
+
+import asyncio
+import time
+
+from gateway.call import Call
+from gateway.streams.generation import Generation, Phase
+from gateway.streams.generation_table import GenerationTable
+
+
+async def stream(generation: Generation, table: GenerationTable, call: Call) -> None:
+    """Serves the call that `generation` belongs to. Raises ApiError where its end is not OK.
+
+    The call's end, whatever it is, releases the generation: the scheduler hears at once that a client has gone.
+    """
+    try:
+        await _write_all(generation, call)
+    finally:
+        table.release(generation)
+        call.add_trailing("chairlift-replica", generation.replica_id)
+    if generation.error is not None:
+        raise generation.error
+
+
+async def _write_all(generation: Generation, call: Call) -> None:
+    output = generation.output
+    output.serve_in_this_task()
+    try:
+        while True:
+            messages = generation.take(time.monotonic())
+            for message in messages:
+                await call.write(message)
+            if messages:
+                continue
+            if generation.phase is Phase.ENDED:
+                return
+            await output.wait()
+    except asyncio.CancelledError:
+        if not output.was_interrupted:
+            raise
+        # Cancelled from here, for a client that does not read: its call ends with a status of its own.
+        task = asyncio.current_task()
+        assert task is not None
+        task.uncancel()

@@ -1,0 +1,239 @@
+"""The gateway process: puts the parts together, runs them on one event loop, and takes them down in order."""
+
+import asyncio
+import gc
+import socket
+import time
+
+import grpc.aio
+import structlog
+
+from chairlift.ipc.common import Reason
+from chairlift.runtime import sockets
+from chairlift.runtime.model_source import ModelSource, fingerprint_model
+from chairlift.runtime.probes import ProbeServer, ProcessState
+from chairlift.runtime.process import StopSignal, new_epoch
+from chairlift.runtime.settings import Settings
+from gateway.addresses import AddressError, check_exposure, parse_listen
+from gateway.call import Gate
+from gateway.errors.api_error import ApiError
+from gateway.link.replicas import Replicas
+from gateway.methods.generate import GenerateMethod
+from gateway.methods.models import GetModelMethod, ListModelsMethod
+from gateway.methods.ops_changes import Drainer, FlushMethod, TerminateMethod
+from gateway.methods.ops_reads import GatewayIdentity, LoadMethod, LoadReader, ServerInfoMethod, WatchLoadMethod
+from gateway.methods.resume import CancelMethod, ExplainMethod, ResumeMethod
+from gateway.methods.served_model import ServedModel
+from gateway.methods.tokens import DetokenizeMethod, TokenizeMethod
+from gateway.server import INFERENCE, OPS, Health, ServeMethod, make_server
+from gateway.streams.generation_table import GenerationTable, StreamLimits
+from gateway.text.model_text import ModelText
+from gateway.text.prompt_encoder import PromptEncoder
+
+_TICK_S = 0.25
+_LAST_WORDS_S = 2.0
+"""For statuses to reach clients after the drain is over."""
+_RENDERED_CHARS_A_REQUEST_BYTE = 2
+"""A template may add that much to what a request holds."""
+
+
+class GatewayService:
+    """The gateway of one process. Made and run in one event loop."""
+
+    def __init__(self, settings: Settings, source: ModelSource, text: ModelText) -> None:
+        """Checks addresses and endpoints. Raises AddressError and EndpointError; opens nothing yet."""
+        own = settings.gateway
+        self._settings = settings
+        self._log = structlog.get_logger()
+        allow = own.allow_insecure_public
+        self._listen = check_exposure(parse_listen(own.listen, "gateway.listen"), "gateway.listen", allow_public=allow)
+        ops = parse_listen(own.ops_listen, "gateway.ops_listen", own.index)
+        self._ops_listen = check_exposure(ops, "gateway.ops_listen", allow_public=allow)
+        epoch = new_epoch()
+        name = f"gateway-{own.index}@{socket.gethostname()}"
+        self._identity = GatewayIdentity(name, epoch, time.time(), time.monotonic())
+        self.state = ProcessState()
+        self._gate = Gate(own.max_concurrent_streams)
+        self._health = Health()
+        self._changed = asyncio.Event()
+        self._drain_timer: asyncio.TimerHandle | None = None
+        limits = StreamLimits(
+            queue_tokens=own.stream_queue_tokens,
+            slow_timeout_s=own.slow_client_timeout_s,
+            orphan_grace_s=settings.scheduler.worker_restart_grace_s,
+        )
+        self._table = GenerationTable(text.tokenizer.table, limits, lambda key: self._replicas.place(key))
+        self._replicas = Replicas(
+            _endpoints(settings),
+            settings.ipc,
+            name,
+            epoch,
+            fingerprint_model(source),
+            on_message=self._table.on_message,
+            on_lost=self._table.on_lost,
+            on_changed=self._on_change,
+        )
+        self._encoder = PromptEncoder(
+            text,
+            template_timeout_s=own.template_timeout_s,
+            max_chars=_RENDERED_CHARS_A_REQUEST_BYTE * own.max_request_bytes,
+        )
+        model = ServedModel(settings.model.served_name or source.name, text, self._encoder, self._replicas, own)
+        self._public = make_server(INFERENCE, self._inference_methods(model), self._gate, self._health, own)
+        self._ops = make_server(OPS, self._ops_methods(), Gate(own.max_concurrent_streams), self._health, own)
+        self._probes: ProbeServer | None = None
+        self.port = 0
+        """The bound public port, once `start` has returned."""
+        self.ops_port = 0
+        """The bound operator's port."""
+
+    # ---- life ----
+
+    async def start(self) -> None:
+        """Opens sockets and ports. Raises ChatTemplateError, EndpointError, AddressError and OSError."""
+        await self._encoder.start()
+        self._replicas.open()
+        self.state.set_ready(False, "no scheduler yet")
+        listen = self._settings.gateway.metrics_listen
+        if listen:
+            probe = parse_listen(listen, "gateway.metrics_listen", self._settings.gateway.index)
+            self._probes = ProbeServer(str(probe), self.state)
+        self.port = _bind(self._public, str(self._listen), "gateway.listen")
+        self.ops_port = _bind(self._ops, str(self._ops_listen), "gateway.ops_listen")
+        await self._health.set_live()
+        await self._health.set_ready(False)
+        await self._public.start()
+        await self._ops.start()
+        self._log.info("gateway_started", gateway_id=self._identity.gateway_id, port=self.port, ops_port=self.ops_port)
+
+    async def run(self, stop: StopSignal) -> None:
+        """Serves until `stop` is requested, then drains within `gateway.drain_timeout_s`."""
+        stopped = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        loop.add_reader(stop.fileno(), stopped.set)
+        keepers = [asyncio.create_task(self._keep_time()), asyncio.create_task(self._keep_health())]
+        gc.collect()
+        gc.freeze()
+        try:
+            waiter = asyncio.create_task(stopped.wait())
+            # A keeper ends only by a fault: then the process must not go on looking healthy.
+            await asyncio.wait([waiter, *keepers], return_when=asyncio.FIRST_COMPLETED)
+            waiter.cancel()
+            loop.remove_reader(stop.fileno())
+            await self._drain()
+            for keeper in keepers:
+                if keeper.done():
+                    keeper.result()
+        finally:
+            for keeper in keepers:
+                keeper.cancel()
+            await asyncio.gather(*keepers, return_exceptions=True)
+
+    async def close(self) -> None:
+        """Frees ports, sockets and processes; what is left of calls is cancelled."""
+        if self._drain_timer is not None:
+            self._drain_timer.cancel()
+        await asyncio.gather(self._public.stop(None), self._ops.stop(None))
+        self._replicas.close()
+        await self._encoder.close()
+        if self._probes is not None:
+            self._probes.close()
+
+    async def _drain(self) -> None:
+        """Takes nothing new, lets streams end, ends the rest so that clients go on elsewhere."""
+        timeout_s = self._settings.gateway.drain_timeout_s
+        self._log.info("gateway_draining", streams=self._gate.num_streams)
+        self._drain_here(True, None)
+        await self._health.set_ready(False)
+        # Connections are told to go away at once; what is open on them goes on.
+        stopping = asyncio.create_task(self._public.stop(timeout_s + 2 * _LAST_WORDS_S))
+        if not await self._gate.wait_idle(timeout_s):
+            self._log.info("drain_timed_out", streams=self._gate.num_streams)
+            self._table.cut_all(_ending())
+            await self._gate.wait_idle(_LAST_WORDS_S)
+        await self._public.stop(None)
+        await stopping
+        self._log.info("gateway_stopped")
+
+    async def _keep_time(self) -> None:
+        while True:
+            self._table.tick()
+            self.state.turned()
+            await asyncio.sleep(_TICK_S)
+
+    async def _keep_health(self) -> None:
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            ready = self._replicas.is_ready and not self._gate.is_draining
+            self.state.set_ready(ready, "" if ready else self._why_not_ready())
+            await self._health.set_ready(ready)
+
+    def _why_not_ready(self) -> str:
+        if self._gate.is_draining:
+            return "draining"
+        refused = next((link.why_refused for link in self._replicas.links if link.why_refused), "")
+        return refused or self._replicas.why_none().message
+
+    def _on_change(self) -> None:
+        self._changed.set()
+        self._table.adopt_orphans()
+
+    def _drain_here(self, draining: bool, deadline_s: float | None) -> None:
+        """Stops, or lets on, admission in this gateway."""
+        self._gate.is_draining = draining
+        if self._drain_timer is not None:
+            self._drain_timer.cancel()
+            self._drain_timer = None
+        if draining and deadline_s is not None:
+            loop = asyncio.get_running_loop()
+            self._drain_timer = loop.call_later(deadline_s, self._table.cut_all, _ending())
+        self._changed.set()
+
+    # ---- methods ----
+
+    def _inference_methods(self, model: ServedModel) -> dict[str, ServeMethod]:
+        replicas = self._replicas
+        return {
+            "Generate": GenerateMethod(model, self._table),
+            "Resume": ResumeMethod(replicas, self._table),
+            "Cancel": CancelMethod(replicas),
+            "Explain": ExplainMethod(replicas),
+            "Tokenize": TokenizeMethod(model),
+            "Detokenize": DetokenizeMethod(model),
+            "ListModels": ListModelsMethod(model, replicas),
+            "GetModel": GetModelMethod(model, replicas),
+        }
+
+    def _ops_methods(self) -> dict[str, ServeMethod]:
+        reader = LoadReader(self._identity, self._replicas, self._table, self._gate)
+        drainer = Drainer(self._identity, self._replicas, self._drain_here)
+        return {
+            "GetServerInfo": ServerInfoMethod(self._identity, self._replicas),
+            "GetLoad": LoadMethod(reader),
+            "WatchLoad": WatchLoadMethod(reader),
+            "Drain": drainer.drain,
+            "Undrain": drainer.undrain,
+            "FlushPrefixCache": FlushMethod(self._replicas),
+            "TerminateRequest": TerminateMethod(self._replicas),
+        }
+
+
+def _endpoints(settings: Settings) -> list[str]:
+    if not settings.gateway.replicas:
+        return [sockets.gateway_endpoint(settings.ipc)]
+    return [sockets.check_endpoint(endpoint, settings.ipc) for endpoint in settings.gateway.replicas]
+
+
+def _bind(server: grpc.aio.Server, address: str, setting: str) -> int:
+    try:
+        port = server.add_insecure_port(address)
+    except RuntimeError:
+        port = 0
+    if not port:
+        raise AddressError(f"{setting} = {address}: cannot be listened on; is the port in use?")
+    return port
+
+
+def _ending() -> ApiError:
+    return ApiError(Reason.DRAINING, "this gateway has ended; the request goes on for whoever resumes it")
