@@ -1,0 +1,262 @@
+"""The engine in one process (real core, real runner), and the whole stack as a user starts it."""
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import grpc
+import msgspec
+import pytest
+import torch
+
+from chairlift.ipc import device, front
+from chairlift.ipc.common import SamplingParams
+from chairlift.ipc.tokens import pack_u32, unpack_u32, unpack_u64
+from chairlift.runtime.model_source import BUILT_IN, resolve_model
+from chairlift.v1 import ops_pb2, ops_pb2_grpc
+from gpu_worker.batch.limits import BatchLimits
+from gpu_worker.kv_cache import KvCache, KvGeometry
+from gpu_worker.loading.loader import LoadedModel, load_model
+from gpu_worker.model.decoder import Decoder
+from gpu_worker.model.ops import TorchOps
+from gpu_worker.model.torch_attention import TorchAttention
+from gpu_worker.runner import Runner
+from scheduler_svc.core import effects, events
+from scheduler_svc.core.config import SchedulingConfig
+from scheduler_svc.core.core import Core
+
+GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
+_MAX_MODEL_LEN = 1024
+
+
+@dataclass
+class Answer:
+    """What one request got: ids by choice, its ends, and the number of the step that gave each id."""
+
+    tokens: dict[int, list[int]] = field(default_factory=dict)
+    ends: dict[int, front.Finished] = field(default_factory=dict)
+    steps: list[int] = field(default_factory=list)
+    refused: front.Refused | None = None
+
+
+class Engine:
+    """Submit requests, then `run` until every one has ended. Plans travel as bytes, as between processes."""
+
+    def __init__(self, runner: Runner, geometry: device.Geometry, config: SchedulingConfig) -> None:
+        self.core = Core(config, b"key", epoch=1)
+        self.answers: dict[int, Answer] = {}
+        self.step_sizes: list[int] = []
+        self._runner = runner
+        self._codec = device.to_worker_codec()
+        self._now = 0
+        self._wake_at: int | None = None
+        self._in_flight: deque[device.Plan] = deque()
+        runner.forget()
+        self._handle(events.WorkerUp(_EPOCH, geometry))
+
+    def submit(self, prompt: Sequence[int], max_tokens: int, sampling: SamplingParams = GREEDY, **fields: Any) -> int:
+        """Hands in a request; returns the handle that `answers` knows it by."""
+        handle = (len(self.answers) + 1) << front.CHOICE_BITS
+        self.answers[handle] = Answer()
+        name = f"r{handle}"
+        message = front.Submit(
+            handle, "t", name, bytes(16), pack_u32(prompt), sampling, max_tokens=max_tokens, **fields
+        )
+        self._handle(events.Submit(1, message))
+        return handle
+
+    def run(self, on_step: Callable[[int], None] = lambda step: None) -> None:
+        """Steps until nothing is left to do. `on_step` is called before each step's result is handled."""
+        self._handle(events.Tick())
+        while self._in_flight or self._wait():
+            plan = self._in_flight.popleft()
+            result = self._runner.execute(plan)
+            assert isinstance(result, device.StepDone), result
+            self.step_sizes.append(sum(unpack_u32(plan.chunks)[1::2]) + len(plan.decode) // 4)
+            on_step(plan.step)
+            self._handle(events.StepDone(result))
+            self._handle(events.Tick())
+        assert self.core.is_idle
+        load = self.core.load()
+        assert (load.blocks_used, load.running, load.waiting) == (0, 0, 0)
+
+    def _wait(self) -> bool:
+        """Goes to the time that the core asked to be woken at; whether that gave something to run."""
+        if self.core.is_idle or self._wake_at is None:
+            return False
+        self._now, self._wake_at = max(self._now, self._wake_at), None
+        self._handle(events.Tick())
+        return bool(self._in_flight)
+
+    def tokens(self, handle: int, choice: int = 0) -> list[int]:
+        """Output ids of one choice."""
+        return self.answers[handle].tokens.get(choice, [])
+
+    def _handle(self, event: events.Event) -> None:
+        self._now += 1_000_000
+        for effect in self.core.handle(event, self._now):
+            match effect:
+                case effects.SendPlan(plan):
+                    sent = self._codec.decode(self._codec.encode(plan))
+                    assert isinstance(sent, device.Plan)
+                    self._in_flight.append(sent)
+                case effects.Emit(_, message):
+                    self._take(message)
+                case effects.WakeAt(at_ns):
+                    self._wake_at = at_ns
+
+    def _take(self, message: front.ToGateway) -> None:
+        match message:
+            case front.Deltas():
+                self._take_deltas(message)
+            case front.Finished():
+                self._answer(message.handle).ends[message.handle % front.MAX_CHOICES] = message
+            case front.Refused():
+                self._answer(message.handle).refused = message
+            case _:
+                pass
+
+    def _take_deltas(self, deltas: front.Deltas) -> None:
+        tokens = iter(unpack_u32(deltas.tokens))
+        handles, offsets = unpack_u64(deltas.handles), unpack_u32(deltas.offsets)
+        counts = unpack_u32(deltas.counts) or [1] * len(handles)
+        for handle, offset, count in zip(handles, offsets, counts, strict=True):
+            known = self._answer(handle).tokens.setdefault(handle % front.MAX_CHOICES, [])
+            assert len(known) == offset, "each offset comes once and in order"
+            known += [next(tokens) for _ in range(count)]
+            self._answer(handle).steps.append(len(self.step_sizes))
+
+    def _answer(self, handle: int) -> Answer:
+        return self.answers[handle - handle % front.MAX_CHOICES]
+
+
+_EPOCH = 77
+
+
+class EngineFactory:
+    """Makes engines that share one loaded model; each has a cache of its own, NaN wherever nothing was written."""
+
+    def __init__(self, model: LoadedModel, max_model_len: int = _MAX_MODEL_LEN) -> None:
+        self.model = model
+        self._max_model_len = max_model_len
+
+    def __call__(
+        self, num_blocks: int = 1600, max_num_seqs: int = 32, max_num_batched_tokens: int = 1024, **knobs: Any
+    ) -> Engine:
+        config = self.model.config
+        limits = BatchLimits(
+            max_num_seqs, max_num_batched_tokens, self._max_model_len, config.vocab_size, num_blocks, 16
+        )
+        cache = KvCache(KvGeometry.of(config, 16, torch.float32), num_blocks, torch.device("cpu"))
+        attention = TorchAttention(config.num_kv_heads, 16, num_blocks + 1)
+        decoder = Decoder(config, self.model.weights, TorchOps(), attention, self._max_model_len)
+        cache.poison(torch.arange(num_blocks))
+        geometry = device.Geometry(
+            "model", "f00d", config.vocab_size, self._max_model_len, tuple(config.eos_token_ids), 16, num_blocks, 0,
+            max_num_seqs, max_num_batched_tokens, cache.geometry.bytes_per_token, "float32",
+        )  # fmt: skip
+        runner = Runner(decoder, cache, limits, _EPOCH)
+        return Engine(runner, geometry, msgspec.structs.replace(SchedulingConfig(), **knobs))
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> EngineFactory:
+    """Engines of the built-in model in float32."""
+    return EngineFactory(load_model(resolve_model(BUILT_IN), torch.float32, torch.device("cpu")))
+
+
+class ServedStack:
+    """`chairlift serve` as a user starts it: one command, three processes, two ports."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self.listen, self.ops = f"127.0.0.1:{_free_port()}", f"127.0.0.1:{_free_port()}"
+        self.run_dir = folder / "run"
+        self.log_path = folder / "serve.log"
+        command = [sys.executable, "-m", "deploy.cli", "serve", "--listen", self.listen, "--ops-listen", self.ops]
+        settings = [f"ipc.run_dir={self.run_dir}", "telemetry.log_format=json", "worker.num_threads=1", *arguments]
+        command += [part for setting in settings for part in ("--set", setting)]
+        with self.log_path.open("wb") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+
+    def log(self) -> str:
+        """What all processes have written so far."""
+        return self.log_path.read_text()
+
+    def wait_ready(self) -> "ServedStack":
+        """Returns once the banner is printed; fails when the stack ends first."""
+        deadline = time.monotonic() + 150
+        while "chairlift generate" not in self.log():
+            assert self.process.poll() is None, self.log()
+            assert time.monotonic() < deadline, self.log()
+            time.sleep(0.1)
+        return self
+
+    def children(self) -> dict[str, int]:
+        """Process ids by module name."""
+        found = {}
+        for child in _children_of(self.process.pid):
+            command = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
+            found[command[2].decode()] = child
+        return found
+
+    def load(self) -> ops_pb2.ReplicaLoad:
+        """The core's own counts, by the operator port."""
+        with grpc.insecure_channel(self.ops) as channel:
+            reply = ops_pb2_grpc.OpsServiceStub(channel).GetLoad(ops_pb2.GetLoadRequest(), timeout=30)
+        return cast("ops_pb2.ReplicaLoad", reply.replicas[0])
+
+    def stop(self) -> int:
+        """SIGTERM; returns the exit code once every process is gone."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(60)
+
+
+def _children_of(pid: int) -> list[int]:
+    """Direct children of a process (Linux)."""
+    return [int(text) for text in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[..., ServedStack]]:
+    """Starts stacks of a test's own; what is left of them is killed at the end."""
+    started: list[ServedStack] = []
+
+    def _serve(*arguments: str) -> ServedStack:
+        started.append(ServedStack(tmp_path, *arguments))
+        return started[-1]
+
+    yield _serve
+    for stack in started:
+        if stack.process.poll() is None:
+            stack.process.kill()
+            stack.process.wait(30)
+
+
+@pytest.fixture(scope="session")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedStack]:
+    """One stack for every test that only talks to it. It must end well and leave nothing."""
+    served = ServedStack(tmp_path_factory.mktemp("stack"), "scheduler.max_num_seqs=32")
+    try:
+        served.wait_ready()
+        children = served.children()
+        yield served
+        assert served.stop() == 0, served.log()
+        assert not [pid for pid in children.values() if Path(f"/proc/{pid}").exists()]
+        assert not list(served.run_dir.glob("*.sock"))
+    finally:
+        if served.process.poll() is None:
+            served.process.kill()
+            served.process.wait(30)

@@ -1,0 +1,119 @@
+"""Output oracle: the whole engine gives transformers' greedy tokens, however a request rides.
+
+Each reference is one forward pass of transformers over prompt and output: every token must be the most likely one
+given those before it. Where its two best logits are closer than 1e-3, float rounding may decide, and either is right.
+"""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from chairlift.ipc.common import SamplingParams
+from chairlift.runtime.model_source import BUILT_IN, resolve_model
+
+NUM_TOKENS = 64
+TIE = 1e-3
+PROMPT_LENS = [1, 2, 3, 5, 8, 15, 16, 17, 31, 32, 33, 48, 64, 65, 100, 127, 128, 200, 333, 900]
+
+
+def _prompt(length: int) -> list[int]:
+    rng = random.Random(length)
+    return [rng.randrange(1000, 48_000) for _ in range(length)]
+
+
+PROMPTS = [_prompt(length) for length in PROMPT_LENS]
+
+
+@pytest.fixture(scope="module")
+def reference() -> Any:
+    from transformers import AutoModelForCausalLM
+
+    path = resolve_model(BUILT_IN).path
+    model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def alone(smollm2: Any) -> list[list[int]]:
+    """Each prompt by itself."""
+    engine = smollm2()
+    found = []
+    for prompt in PROMPTS:
+        handle = engine.submit(prompt, NUM_TOKENS)
+        engine.run()
+        found.append(engine.tokens(handle))
+    return found
+
+
+def _check(model: Any, prompt: list[int], output: list[int]) -> None:
+    assert len(output) == NUM_TOKENS
+    with torch.inference_mode():
+        logits = model(torch.tensor([prompt + output])).logits[0, len(prompt) - 1 : -1]
+    best = logits.topk(2).values
+    chosen = logits[torch.arange(NUM_TOKENS), torch.tensor(output)]
+    assert (best[:, 0] - chosen <= TIE).all()
+
+
+def test_alone_equals_transformers(alone: list[list[int]], reference: Any) -> None:
+    for prompt, output in zip(PROMPTS, alone, strict=True):
+        _check(reference, prompt, output)
+
+
+def _run_together(engine: Any) -> list[list[int]]:
+    handles = [engine.submit(prompt, NUM_TOKENS) for prompt in PROMPTS]
+    engine.run()
+    return [engine.tokens(handle) for handle in handles]
+
+
+WAYS: dict[str, Callable[[Any], Any]] = {
+    "a batch of 20": lambda make: make(),
+    "without overlap": lambda make: make(overlap=False),
+    "chunks of 64": lambda make: make(max_num_batched_tokens=64),
+    "static": lambda make: make(batching="static"),
+    "tiny KV cache": lambda make: make(num_blocks=72, enable_prefix_caching=False),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_however_they_ride_the_tokens_are_the_same(way: str, smollm2: Any, alone: Any, reference: Any) -> None:
+    engine = WAYS[way](smollm2)
+    together = _run_together(engine)
+    for prompt, output, by_itself in zip(PROMPTS, together, alone, strict=True):
+        if output != by_itself:
+            _check(reference, prompt, output)
+    if way == "tiny KV cache":
+        preemptions = engine.core.load().preemptions
+        print(f"preemptions: {preemptions}")
+        assert preemptions > 0
+    if way == "chunks of 64":
+        assert max(engine.step_sizes) == 64
+
+
+def test_a_prefix_hit_gives_the_same_tokens(smollm2: Any, alone: Any, reference: Any) -> None:
+    engine = smollm2()
+    _run_together(engine)
+    handles = [engine.submit(prompt, NUM_TOKENS) for prompt in PROMPTS]
+    engine.run()
+    cached = [engine.answers[handle].ends[0].cached_tokens for handle in handles]
+    assert [count > 0 for count in cached] == [length > 16 for length in PROMPT_LENS]
+    for prompt, handle, by_itself in zip(PROMPTS, handles, alone, strict=True):
+        if engine.tokens(handle) != by_itself:
+            _check(reference, prompt, engine.tokens(handle))
+
+
+def test_choices_share_a_prompt_and_have_their_own_noise(smollm2: Any) -> None:
+    """n = 3, seeded: each choice as in a request of its own would be wrong, equal choices would be wrong too."""
+    sampling = SamplingParams(temperature=1.0, seed=7, ignore_eos=True)
+    engine = smollm2()
+    handle = engine.submit(_prompt(40), 12, sampling, n=3)
+    engine.run()
+    first = [engine.tokens(handle, choice) for choice in range(3)]
+    assert len({tuple(tokens) for tokens in first}) == 3
+    other = smollm2(max_num_batched_tokens=16)
+    again = other.submit(_prompt(40), 12, sampling, n=3)
+    other.submit(_prompt(70), 30)
+    other.run()
+    assert [other.tokens(again, choice) for choice in range(3)] == first
