@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from chairlift.runtime.model_source import ModelNotFoundError
 from chairlift.runtime.process import ExitCode
 from chairlift.runtime.settings_loader import SettingsError
-from deploy.launcher.address import AddressError, MalformedAddressError
+from deploy.launcher.address import AddressError, BadAddressError
 from deploy.launcher.run_folder import RunFolderError
 from deploy.launcher.supervisor import StackError
 
@@ -40,8 +41,10 @@ def stack_errors() -> Iterator[None]:
     """Turns what the launcher and the settings raise into CommandError."""
     try:
         yield
-    except (SettingsError, MalformedAddressError) as error:
+    except (SettingsError, BadAddressError) as error:
         raise CommandError(str(error), ExitCode.USAGE) from error
+    except ModelNotFoundError as error:
+        raise CommandError(str(error), ExitCode.MODEL) from error
     except (AddressError, RunFolderError) as error:
         raise CommandError(str(error)) from error
     except StackError as error:

@@ -5,6 +5,7 @@ another program cannot take it while models load or a gateway restarts, and no c
 """
 
 import errno
+import ipaddress
 import socket
 from collections.abc import Collection
 
@@ -17,8 +18,8 @@ class AddressError(ValueError):
     """An address that cannot be listened on. The message names it and says why."""
 
 
-class MalformedAddressError(AddressError):
-    """Not an address at all."""
+class BadAddressError(AddressError):
+    """Not an address, or one that the settings do not allow."""
 
 
 class Address(msgspec.Struct, frozen=True):
@@ -31,6 +32,16 @@ class Address(msgspec.Struct, frozen=True):
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{host}:{self.port}"
 
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine reaches it."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
     def with_port(self, port: int) -> "Address":
         """The same host with another port."""
         return Address(self.host, port)
@@ -42,13 +53,13 @@ class Address(msgspec.Struct, frozen=True):
 
 
 def parse_address(text: str) -> Address:
-    """``host:port`` or ``[host]:port``. Raises MalformedAddressError."""
+    """``host:port`` or ``[host]:port``. Raises BadAddressError."""
     host, colon, port = text.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
     if not colon or not host or (":" in host and not bracketed):
-        raise MalformedAddressError(f"{text!r}: expected HOST:PORT")
+        raise BadAddressError(f"{text!r}: expected HOST:PORT")
     if not (port.isascii() and port.isdigit()) or int(port) > 65_535:
-        raise MalformedAddressError(f"{text!r}: the port must be a number up to 65535")
+        raise BadAddressError(f"{text!r}: the port must be a number up to 65535")
     return Address(host[1:-1] if bracketed else host, int(port))
 
 

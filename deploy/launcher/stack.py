@@ -12,9 +12,10 @@ from contextlib import contextmanager
 
 import msgspec
 
+from chairlift.runtime.model_source import resolve_model
 from chairlift.runtime.settings import GatewaySettings, SchedulerSettings, Settings, WorkerSettings
 from chairlift.runtime.settings_loader import CONFIG_ENV, ENV_PREFIX, to_toml_overrides
-from deploy.launcher.address import Address, AddressError, HeldPort, find_free, is_free, parse_address
+from deploy.launcher.address import Address, AddressError, BadAddressError, HeldPort, find_free, is_free, parse_address
 from deploy.launcher.child import ChildSpec, Launch
 from deploy.launcher.run_folder import RunFolder
 
@@ -37,14 +38,26 @@ class Stack(msgspec.Struct, frozen=True):
 def prepare_stack(settings: Settings) -> Iterator[Stack]:
     """Takes the public port and a run folder, which are given back at the end, and plans the children.
 
-    Raises AddressError and RunFolderError before anything is started.
+    What would end a child after a long load is found here: raises AddressError, RunFolderError and ModelNotFoundError.
     """
+    resolve_model(settings.model.source, settings.model.revision)
+    for setting, listen in (("listen", settings.gateway.listen), ("ops_listen", settings.gateway.ops_listen)):
+        _check_exposure(parse_address(listen), f"gateway.{setting}", settings.gateway)
     public = HeldPort(parse_address(settings.gateway.listen))
     try:
         with RunFolder(settings.ipc.run_dir) as folder:
             yield _plan(_with_paths(settings, public.address, folder), public.address)
     finally:
         public.close()
+
+
+def _check_exposure(address: Address, setting: str, gateway: GatewaySettings) -> None:
+    """The gateway's own rule, before the model is loaded."""
+    if not address.is_loopback and not gateway.allow_insecure_public:
+        raise BadAddressError(
+            f"{setting} = {address}: whoever reaches this address could use the server, which asks for no credentials "
+            "(gateway.allow_insecure_public = true where the network itself is trusted)"
+        )
 
 
 def _with_paths(settings: Settings, public: Address, folder: RunFolder) -> Settings:

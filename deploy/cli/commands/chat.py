@@ -76,7 +76,8 @@ class Conversation:
         try:
             with generation:
                 for delta in generation:
-                    view.on_text(delta.text)
+                    if delta.text:
+                        view.on_text(delta.text)
             view.on_end(generation.completion)
         except KeyboardInterrupt:
             view.on_cancelled(generation.completion)

@@ -4,7 +4,13 @@ import argparse
 from pathlib import Path
 
 from chairlift.runtime.settings_loader import add_settings_arguments
-from deploy.bench.arguments import add_simulator_arguments, add_workload_arguments, non_negative_int, positive, positive_int
+from deploy.bench.arguments import (
+    add_simulator_arguments,
+    add_workload_arguments,
+    non_negative_int,
+    positive,
+    positive_int,
+)
 from deploy.cli.bench_errors import bench_errors
 
 

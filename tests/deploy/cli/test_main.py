@@ -81,6 +81,7 @@ def test_config_sample_is_a_settings_file(capsys: pytest.CaptureFixture[str], tm
         (["--set", "scheduler.max_num_seqs=0"], "max_num_seqs"),
         (["--gateways", "0"], "supervisor.gateways"),
         (["--listen", "50051"], "expected HOST:PORT"),
+        (["--listen", "0.0.0.0:0"], "whoever reaches this address could use the server"),
         (["--config", "/nonexistent/settings.toml"], "/nonexistent/settings.toml: No such file"),
     ],
 )
@@ -90,6 +91,11 @@ def test_bad_settings_end_serve_with_2(arguments: list[str], message: str, capsy
     assert error.startswith("chairlift serve: ")
     assert message in error
     assert error.count("\n") == 1
+
+
+def test_a_model_that_is_not_there_ends_serve_with_3(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--model", "./nothing-here"]) == 3
+    assert capsys.readouterr().err.startswith("chairlift serve: ./nothing-here: no such folder or file")
 
 
 def test_a_public_port_in_use_ends_serve_before_anything_is_started(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from chairlift.runtime.model_source import ModelNotFoundError
 from chairlift.runtime.settings import Settings
 from chairlift.runtime.settings_loader import load_settings
 from deploy.launcher.address import Address, AddressError, HeldPort, find_free, is_free, parse_address
@@ -119,6 +120,21 @@ def test_the_public_port_is_held_from_the_start_and_shared_with_gateways_only() 
                 connection, _ = gateway.accept()
                 connection.close()
     assert is_free(stack.public)
+
+
+@pytest.mark.parametrize("setting", ["listen", "ops_listen"])
+def test_a_port_open_to_the_world_is_refused_unless_told(setting: str) -> None:
+    chosen = settings(gateway={setting: "0.0.0.0:0"})
+    with pytest.raises(AddressError, match=rf"gateway\.{setting} = 0\.0\.0\.0:0: whoever reaches"):
+        prepare_stack(chosen).__enter__()
+    allowed = msgspec.structs.replace(chosen.gateway, allow_insecure_public=True)
+    with prepare_stack(msgspec.structs.replace(chosen, gateway=allowed)) as stack:
+        assert stack.public.port != 0
+
+
+def test_a_model_that_is_not_there_is_found_before_anything_starts() -> None:
+    with pytest.raises(ModelNotFoundError, match="no such folder or file"):
+        prepare_stack(settings(model={"source": "./nothing-here"})).__enter__()
 
 
 @pytest.mark.parametrize("text", ["50051", "host", ":1", "::1:50051", "a:b", "a:65536", "a:-1", "a:٣"])
