@@ -86,10 +86,14 @@ def describe_result(item: BatchItem) -> dict[str, Any]:
     """A completion or an error as plain data."""
     match item:
         case Completion():
-            fields = msgspec.to_builtins(item)
-            if not item.prompt_logprobs:
-                del fields["prompt_logprobs"]
+            fields = _without_empty(msgspec.to_builtins(item))
+            fields["choices"] = [_without_empty(choice) for choice in fields["choices"]]
             return {**fields, "usage": msgspec.to_builtins(item.usage)}
         case ChairliftError():
             error = {"code": item.code, "reason": item.reason, "message": str(item)}
             return {"request_id": item.request_id, "error": error}
+
+
+def _without_empty(fields: dict[str, Any]) -> dict[str, Any]:
+    """What was not asked for, or did not happen, is left out."""
+    return {key: value for key, value in fields.items() if value is not None and value != []}

@@ -21,6 +21,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     0 done, 1 failed, 2 wrong usage or settings, 3 the model cannot be loaded, 130 interrupted.
     """
     argv = sys.argv[1:] if argv is None else argv
+    # gRPC tells on stderr how connections end; a person sees our errors only.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     name = argv[0] if argv else ""
     if name not in command_names(commands):
         return _help_or_error(argv)

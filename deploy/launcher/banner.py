@@ -49,7 +49,7 @@ def _rows(stack: Stack, facts: Facts) -> Iterator[tuple[str, str]]:
     option = "" if str(target) == DEFAULT_TARGET else f"--target {target} "
     yield "gRPC", f"{stack.public} (chairlift.v1.InferenceService)"
     yield "operator", ", ".join(str(address) for address in stack.ops)
-    yield "metrics", ", ".join(f"{name} http://{_reachable(address)}/metrics" for name, address in stack.probes.items())
+    yield "probes", ", ".join(f"{name} http://{address.for_clients()}/readyz" for name, address in stack.probes.items())
     yield "limits", " · ".join(_limits(facts))
     yield "try", f'chairlift generate {option}"The best thing about trains is"'
     yield "stop", "Ctrl-C drains and ends"
@@ -68,10 +68,6 @@ def _limits(facts: Facts) -> Iterator[str]:
     if facts.max_num_seqs is not None:
         yield f"{facts.max_num_seqs:,} sequences and {facts.max_num_batched_tokens or 0:,} tokens a step"
     yield f"queue {model.limits.max_num_queued_reqs:,} requests"
-
-
-def _reachable(address: Address) -> Address:
-    return address.for_clients()
 
 
 async def _scheduling_config(address: Address) -> ops.SchedulingConfig:

@@ -52,9 +52,9 @@ class ChairliftError(Exception):
         self.partial: Completion | None = None
 
     def __str__(self) -> str:
-        parts = [f"{self.reason or self.code}: {self.message}"]
-        parts += [f"{item.field}: {item.description}" for item in self.field_violations]
-        return "; ".join(parts)
+        violations = (f"{item.field}: {item.description}" for item in self.field_violations)
+        untold = [text for text in violations if text not in self.message]
+        return "; ".join([f"{self.reason or self.code}: {self.message}", *untold])
 
 
 class InvalidArgumentError(ChairliftError, ValueError):

@@ -91,6 +91,13 @@ async def test_details_of_each_type_come_through(server: Any) -> None:
     assert error.request_id == server.requests[0].request_id
 
 
+def test_a_violation_that_the_message_tells_already_is_not_told_twice() -> None:
+    violation = FieldViolation("sampling.n", "at most 4")
+    assert str(InvalidArgumentError("sampling.n: at most 4", reason="BAD", field_violations=(violation,))) == (
+        "BAD: sampling.n: at most 4"
+    )
+
+
 async def test_a_status_without_details_keeps_its_message(server: Any) -> None:
     async def refuse(_request: Any, context: Any) -> Any:
         await context.abort(grpc.StatusCode.INTERNAL, "proxy says no")
