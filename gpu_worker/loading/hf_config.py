@@ -45,10 +45,15 @@ class _RopeParameters(msgspec.Struct):
     partial_rotary_factor: float | None = None
 
 
+class _ModelTypeFile(msgspec.Struct):
+    """Read first: another architecture has other keys, and its name says more than the one that is missing."""
+
+    model_type: str
+
+
 class _ConfigFile(msgspec.Struct):
     """The keys of config.json that decide how a model of this family computes."""
 
-    model_type: str
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -78,14 +83,14 @@ class _GenerationFile(msgspec.Struct):
     eos_token_id: int | list[int] | None = None
 
 
-_FileT = TypeVar("_FileT", _ConfigFile, _GenerationFile)
+_FileT = TypeVar("_FileT", bound=msgspec.Struct)
 
 
 def read_hf_config(folder: Path) -> ModelConfig:
     """The configuration of the model in `folder`. Raises ModelLoadError naming the file and the key."""
     path = folder / "config.json"
+    architecture = _architecture(path, _read(path, _ModelTypeFile).model_type)
     file = _read(path, _ConfigFile)
-    architecture = _architecture(path, file)
     _refuse_unsupported(path, file)
     scaling = _rope_scaling(path, file)
     generation_path = folder / "generation_config.json"
@@ -126,12 +131,12 @@ def _read(path: Path, kind: type[_FileT]) -> _FileT:
         raise ModelLoadError(path, f"not a configuration that can be read: {error}") from None
 
 
-def _architecture(path: Path, file: _ConfigFile) -> Architecture:
+def _architecture(path: Path, model_type: str) -> Architecture:
     try:
-        return Architecture(file.model_type)
+        return Architecture(model_type)
     except ValueError:
         known = ", ".join(Architecture)
-        raise ModelLoadError(path, f"unknown architecture {file.model_type!r}; supported: {known}") from None
+        raise ModelLoadError(path, f"unknown architecture: model_type = {model_type!r}; supported: {known}") from None
 
 
 def _refuse_unsupported(path: Path, file: _ConfigFile) -> None:
