@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import grpc
 import msgspec
@@ -210,7 +210,7 @@ class ServedStack:
         """The core's own counts, by the operator port."""
         with grpc.insecure_channel(self.ops) as channel:
             reply = ops_pb2_grpc.OpsServiceStub(channel).GetLoad(ops_pb2.GetLoadRequest(), timeout=30)
-        return cast("ops_pb2.ReplicaLoad", reply.replicas[0])
+        return reply.replicas[0]
 
     def stop(self) -> int:
         """SIGTERM; returns the exit code once every process is gone."""
