@@ -11,6 +11,7 @@
 #include <limits>
 #include <type_traits>
 
+#include "attention_amx.h"
 #include "attention_rows.h"
 
 namespace cl {
@@ -18,13 +19,23 @@ namespace {
 
 constexpr float kLog2E = 1.44269504088896341f;
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
+constexpr int kPrefetchStep = 64;
 constexpr int kTileRows = 64;  // query rows (tokens times heads of a KV head) of a tile, at least one token
+
+#if defined(__AMX_BF16__)
+template <class Units>
+constexpr bool kHasTiles = std::is_same<Units, Bf16Units>::value;
+#else
+template <class Units>
+constexpr bool kHasTiles = false;
+#endif
 
 size_t aligned(size_t bytes) { return (bytes + 63) & ~size_t(63); }
 
 // What one thread needs for a tile of `rows` query rows.
 struct Scratch {
   int32_t* keys;     // [kKeyChunks][units][16]
+  int32_t* queries;  // tiles: [rows / 16][units rounded up to 16][16]
   float* scores;     // [rows][kSplitKeys]
   int32_t* weights;  // [rows][kSplitKeys / items]
   int32_t* values;   // [kSplitKeys / items][padded_dim]
@@ -37,6 +48,7 @@ struct Scratch {
   const char** q;    // [rows]
 
   static size_t layout(char* base, int rows, int units, int dim, Scratch* s) {
+    rows = round_up(rows, 16);  // tiles load and store 16 of them
     size_t used = 0;
     const auto take = [&](size_t bytes) {
       char* at = base + used;
@@ -44,6 +56,7 @@ struct Scratch {
       return at;
     };
     s->keys = reinterpret_cast<int32_t*>(take(size_t(kKeyChunks) * units * 64));
+    s->queries = reinterpret_cast<int32_t*>(take(size_t(rows) * round_up(units, 16) * 4));
     s->scores = reinterpret_cast<float*>(take(size_t(rows) * kSplitKeys * 4));
     s->weights = reinterpret_cast<int32_t*>(take(size_t(rows) * kSplitKeys * 4));
     s->values = reinterpret_cast<int32_t*>(take(size_t(kSplitKeys) * dim * 4));
@@ -70,7 +83,7 @@ class TileAttention {
     units_ = shape_.head_dim / Units::kItems;
     dim_ = padded_dim(shape_.head_dim);
     end_ = tile.first_position + tile.num_tokens;
-    begin_ = shape_.window ? std::max(0, tile.first_position - shape_.window + 1) : 0;
+    begin_ = window_begin(tile);
     Scratch::layout(scratch, rows_, units_, dim_, &s_);
     for (int r = 0; r < rows_; ++r) s_.q[r] = query(r);
   }
@@ -83,10 +96,12 @@ class TileAttention {
 
   void run() {
     std::fill_n(s_.merged_highs, rows_, kMinusInfinity);
+    start_tiles();
     for (int split = begin_ / kSplitKeys; split * kSplitKeys < end_; ++split) {
       compute_split(split);
       merge_split();
     }
+    end_tiles();
     for (int r = 0; r < rows_; ++r) {
       Item* out = static_cast<Item*>(call_.out) + int64_t(tile_.first_token + r / group_) * call_.out_stride +
                   int64_t(kv_head_ * group_ + r % group_) * shape_.head_dim;
@@ -95,17 +110,39 @@ class TileAttention {
   }
 
  private:
+  void start_tiles() {
+#if defined(__AMX_BF16__)
+    if (!kHasTiles<Units>) return;
+    for (int r = 0; r < rows_; r += 16) {
+      prepare_queries(s_.q + r, std::min(16, rows_ - r), shape_.head_dim,
+                      s_.queries + r / 16 * query_tile_dwords(shape_.head_dim));
+    }
+    configure_attention(shape_.head_dim);
+#endif
+  }
+  void end_tiles() {
+#if defined(__AMX_BF16__)
+    if (kHasTiles<Units>) _tile_release();
+#endif
+  }
+
   const char* query(int r) const {
     return reinterpret_cast<const char*>(static_cast<const Item*>(call_.q) +
                                          int64_t(tile_.first_token + r / group_) * call_.q_stride +
                                          int64_t(kv_head_ * group_ + r % group_) * shape_.head_dim);
   }
 
+  int window_begin(const QueryTile& tile) const {
+    return shape_.window ? std::max(0, tile.first_position - shape_.window + 1) : 0;
+  }
+
   // Row `position` of this KV head in `pages`.
-  const Item* page_row(const void* pages, int position) const {
+  const Item* page_row(const void* pages, int position) const { return page_row(pages, tile_, kv_head_, position); }
+
+  const Item* page_row(const void* pages, const QueryTile& tile, int kv_head, int position) const {
     const int block_size = shape_.block_size;
-    const int64_t page = call_.block_tables[tile_.row * call_.table_stride + position / block_size];
-    const int64_t row = (page * shape_.num_kv_heads + kv_head_) * block_size + position % block_size;
+    const int64_t page = call_.block_tables[tile.row * call_.table_stride + position / block_size];
+    const int64_t row = (page * shape_.num_kv_heads + kv_head) * block_size + position % block_size;
     return static_cast<const Item*>(pages) + row * shape_.head_dim;
   }
 
@@ -113,13 +150,78 @@ class TileAttention {
     const int base = split * kSplitKeys;
     const int from = std::max(base, begin_) / kChunkKeys * kChunkKeys;
     const int to = std::min(base + kSplitKeys, end_);
-    for (int key = from; key < to; key += kChunkKeys) score_chunk(key, to, s_.scores + (key - base));
+    look_ahead(split);
+    if constexpr (kHasTiles<Units>) {
+      score_by_tiles(base, from, to);
+    } else {
+      for (int key = from; key < to; key += kChunkKeys) score_chunk(key, from, to, s_.scores + (key - base));
+    }
     for (int r = 0; r < rows_; ++r) soften_row(r, base, from, to);
     prepare_split_values(base, from, to);
-    weigh_values((from - base) / Units::kItems, (to - base + Units::kItems - 1) / Units::kItems);
+    if constexpr (kHasTiles<Units>) {
+      weigh_by_tiles(base, from, to);
+    } else {
+      weigh_values((from - base) / Units::kItems, (to - base + Units::kItems - 1) / Units::kItems);
+    }
   }
 
-  void score_chunk(int key, int to, float* scores) {
+#if defined(__AMX_BF16__)
+  void score_by_tiles(int base, int from, int to) {
+    for (int key = from; key < to; key += kKeysAtOnce) {
+      const char* keys[4];
+      int num_tiles = 0;
+      for (; num_tiles < 4 && key + 16 * num_tiles < to; ++num_tiles) {
+        keys[num_tiles] = reinterpret_cast<const char*>(page_row(call_.k_pages, key + 16 * num_tiles));
+      }
+      for (int i = 0; i < 4; ++i) prefetch(call_.k_pages, key - from + 16 * i);
+      for (int r = 0; r < rows_; r += 16) {
+        score_tiles(s_.queries + r / 16 * query_tile_dwords(shape_.head_dim), std::min(16, rows_ - r), keys, num_tiles,
+                    shape_.head_dim, s_.scores + int64_t(r) * kSplitKeys + (key - base), kSplitKeys);
+      }
+    }
+  }
+
+  void weigh_by_tiles(int base, int from, int to) {
+    const int blocks = (to - from + 31) / 32;
+    const int32_t* values = s_.values + int64_t(from - base) / 2 * dim_;
+    for (int r = 0; r < rows_; r += 16) {
+      const char* weights = reinterpret_cast<const char*>(s_.weights + int64_t(r) * (kSplitKeys / 2)) + (from - base) * 2;
+      for (int d = 0; d < dim_; d += 64) {
+        weigh_tiles(weights, kSplitKeys * 2, values + d, dim_, blocks, dim_ - d < 64 ? 2 : 4,
+                    s_.sums + int64_t(r) * dim_ + d, dim_);
+      }
+    }
+  }
+#else
+  void score_by_tiles(int, int, int) {}
+  void weigh_by_tiles(int, int, int) {}
+#endif
+
+  // ---- what is read after this split is asked for meanwhile: pages lie anywhere, the processor cannot guess ----
+
+  void look_ahead(int split) {
+    const bool is_last = (split + 1) * kSplitKeys >= end_;
+    ahead_tile_ = &tile_;
+    ahead_head_ = kv_head_ + (is_last ? 1 : 0);
+    ahead_ = is_last ? begin_ / 16 * 16 : (split + 1) * kSplitKeys;
+    if (ahead_head_ == shape_.num_kv_heads) {
+      ahead_head_ = 0;
+      ahead_tile_ = &tile_ == &call_.tiles->back() ? nullptr : &tile_ + 1;
+      if (ahead_tile_) ahead_ = window_begin(*ahead_tile_) / 16 * 16;
+    }
+    ahead_end_ = ahead_tile_ ? ahead_tile_->first_position + ahead_tile_->num_tokens : 0;
+  }
+
+  // `key`: keys from the start of the split.
+  void prefetch(const void* pages, int key) const {
+    if (ahead_ + key >= ahead_end_) return;
+    const char* at = reinterpret_cast<const char*>(page_row(pages, *ahead_tile_, ahead_head_, ahead_ + key));
+    const int64_t bytes = int64_t(16) * shape_.head_dim * sizeof(Item);
+    for (int64_t i = 0; i < bytes; i += kPrefetchStep) _mm_prefetch(at + i, _MM_HINT_T0);
+  }
+
+  void score_chunk(int key, int from, int to, float* scores) {
+    for (int chunk = 0; chunk < kKeyChunks; ++chunk) prefetch(call_.k_pages, key - from + 16 * chunk);
     for (int chunk = 0; chunk < kKeyChunks; ++chunk) {
       // A chunk past the end scores the first one again: its scores are never read.
       const int at = key + 16 * chunk < to ? key + 16 * chunk : key;
@@ -153,7 +255,7 @@ class TileAttention {
     const int lo = (shape_.window ? std::max(from, position - shape_.window + 1) : from) - base;
     float* scores = s_.scores + r * kSplitKeys;
     Item* weights = reinterpret_cast<Item*>(s_.weights + r * (kSplitKeys / Units::kItems));
-    const int first = from - base, last = (to - base + W - 1) / W * W;
+    const int first = from - base, last = round_up(to - base, kHasTiles<Units> ? 32 : W);
     s_.highs[r] = kMinusInfinity;
     if (lo >= hi) {
       for (int i = first; i < last; i += W) store(weights + i, zero());
@@ -177,10 +279,19 @@ class TileAttention {
   }
 
   void prepare_split_values(int base, int from, int to) {
-    for (int key = from; key < to; key += Units::kItems) {
-      const Item* first = page_row(call_.v_pages, key);
-      const Item* second = key + 1 < to ? first + shape_.head_dim : nullptr;
-      prepare_values(first, second, shape_.head_dim, s_.values + int64_t(key - base) / Units::kItems * dim_);
+    const int dim = shape_.head_dim;
+    if (kHasTiles<Units>) {  // a tile takes 32 keys: those past the end count as zeros
+      const int used = round_up(to - base, 2), padded = round_up(to - base, 32);
+      std::memset(s_.values + int64_t(used) / 2 * dim_, 0, size_t(padded - used) / 2 * dim_ * 4);
+    }
+    for (int chunk = from; chunk < to; chunk += 16) {
+      prefetch(call_.v_pages, chunk - from);
+      const Item* rows = page_row(call_.v_pages, chunk);
+      for (int key = chunk; key < std::min(chunk + 16, to); key += Units::kItems) {
+        const Item* first = rows + int64_t(key - chunk) * dim;
+        const Item* second = key + 1 < to ? first + dim : nullptr;
+        prepare_values(first, second, dim, s_.values + int64_t(key - base) / Units::kItems * dim_);
+      }
     }
   }
 
@@ -225,6 +336,8 @@ class TileAttention {
   const AttentionShape& shape_;
   const QueryTile& tile_;
   int kv_head_, group_, rows_, units_, dim_, begin_, end_;
+  const QueryTile* ahead_tile_ = nullptr;
+  int ahead_head_ = 0, ahead_ = 0, ahead_end_ = 0;
   Scratch s_;
 };
 

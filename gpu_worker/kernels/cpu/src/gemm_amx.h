@@ -5,19 +5,12 @@
 
 #if defined(__AMX_BF16__) && defined(__AMX_INT8__)
 
+#include "amx.h"
 #include "gemm_rows.h"
 
 namespace cl {
 
 constexpr int kAmxRows = 32;  // of a block: two tiles
-
-struct alignas(64) TileConfig {
-  uint8_t palette = 1;
-  uint8_t start_row = 0;
-  uint8_t reserved[14] = {};
-  uint16_t row_bytes[16] = {};
-  uint8_t rows[16] = {};
-};
 
 // Tiles 0-3 sums [rows half][panel], 4-5 inputs, 6-7 weights.
 CL_INLINE void configure_tiles(int rows) {
@@ -28,7 +21,7 @@ CL_INLINE void configure_tiles(int rows) {
     c.row_bytes[t] = 64;
     c.rows[t] = uint8_t(t >= 6 ? 16 : is_second ? second : first);
   }
-  _tile_loadconfig(&c);
+  load_config(c);
 }
 
 // One step of 64 bytes: sums += inputs x weights, for two panels and one or two row halves.
@@ -44,6 +37,7 @@ CL_INLINE void configure_tiles(int rows) {
 template <class Product>
 CL_INLINE void multiply_tiles(int rows, const char* x, int64_t row_bytes, const char* first, const char* second,
                               int units, int32_t* tile) {
+  finish_stores();
   _tile_zero(0);
   _tile_zero(1);
   if (rows > 16) {

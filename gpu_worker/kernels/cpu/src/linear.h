@@ -39,7 +39,6 @@ struct Linear {
   const float* bias;    // in panel order, padded; or null
 };
 
-CL_INLINE int round_up(int n, int to) { return (n + to - 1) / to * to; }
 
 CL_INLINE bool is_grouped(int kind) { return kind >= kWeightGroup8; }
 CL_INLINE int inputs_per_unit(int kind) { return kind == kWeightFloat ? 1 : kind == kWeightBf16 ? 2 : 4; }

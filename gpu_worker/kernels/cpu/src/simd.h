@@ -16,6 +16,8 @@
 
 namespace cl {
 
+CL_INLINE int round_up(int n, int to) { return (n + to - 1) / to * to; }
+
 struct bf16 {
   uint16_t bits;
 };

@@ -35,6 +35,25 @@ CL_INLINE void transpose_16(const char* in, int64_t row_bytes, int n, int32_t* o
   }
 }
 
+// Scores of 16 keys by 16 rows, [key][row], to rows: out[r][0..16) for r < rows.
+CL_INLINE void turn_scores(const float* in, int rows, float* out, int64_t out_stride) {
+  if (rows > 8) {
+    alignas(64) int32_t turned[256];
+    transpose_16(reinterpret_cast<const char*>(in), 64, 16, turned);
+    for (int r = 0; r < rows; ++r) store_i(out + r * out_stride, load_i(turned + 16 * r));
+    return;
+  }
+  for (int r = 0; r < rows; r += 4) {
+    for (int key = 0; key < 16; key += 4) {
+      const float* at = in + key * 16 + r;
+      __m128 a = _mm_load_ps(at), b = _mm_load_ps(at + 16), c = _mm_load_ps(at + 32), d = _mm_load_ps(at + 48);
+      _MM_TRANSPOSE4_PS(a, b, c, d);
+      const __m128 columns[4] = {a, b, c, d};
+      for (int i = 0; i < 4 && r + i < rows; ++i) _mm_storeu_ps(out + (r + i) * out_stride + key, columns[i]);
+    }
+  }
+}
+
 #else
 
 CL_INLINE void transpose_8(const char* in, int64_t row_bytes, int n, int32_t* out) {
