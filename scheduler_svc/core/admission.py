@@ -93,7 +93,9 @@ def _refuse(state: SchedulerState, message: front.Submit, now: int) -> Rejection
         return limit
     if any(len(packed) // 4 > limit.num_tokens for packed in message.emitted):
         return _invalid(validation.Fault("", "more tokens were emitted than the request may have"))
-    return None if message.attempt > 1 else _refuse_for_room(state, message)
+    if message.attempt > 1:
+        return None
+    return _refuse_for_room(state, message) or _refuse_for_quota(state, message.tenant, now)
 
 
 def output_limit(state: SchedulerState, prompt_len: int, max_tokens: int | None) -> OutputLimit | Rejection:
@@ -129,29 +131,54 @@ def _refuse_for_room(state: SchedulerState, message: front.Submit) -> Rejection 
             limits=(("max_num_queued_reqs", str(config.max_num_queued_reqs)),),
             retry_after_ns=_RETRY_NS,
         )
-    if state.queued_tokens + len(message.prompt) // 4 > config.max_num_queued_tokens:
+    if state.queue.num_tokens + len(message.prompt) // 4 > config.max_num_queued_tokens:
         return Rejection(
             reason=Reason.QUEUE_FULL,
-            message=f"{state.queued_tokens} prompt tokens wait already",
+            message=f"{state.queue.num_tokens} prompt tokens wait already",
             limits=(("max_num_queued_tokens", str(config.max_num_queued_tokens)),),
             retry_after_ns=_RETRY_NS,
         )
     return None
 
 
+def _refuse_for_quota(state: SchedulerState, name: str, now: int) -> Rejection | None:
+    """A tenant's own limits; they tell nothing of anyone else."""
+    tenant = state.tenants.get(name, now)
+    limit = tenant.knobs.max_num_queued_reqs
+    if limit is not None and tenant.num_queued_requests >= limit:
+        return Rejection(
+            reason=Reason.TENANT_QUOTA_EXCEEDED,
+            message=f"{tenant.num_queued_requests} requests of yours wait already",
+            limits=(("tenant_max_num_queued_reqs", str(limit)),),
+            retry_after_ns=_RETRY_NS,
+        )
+    wait_ns = tenant.bucket_wait_ns(now, state.confirmed.step)
+    if wait_ns > 0:
+        return Rejection(
+            reason=Reason.TENANT_QUOTA_EXCEEDED,
+            message="your rate of tokens is used up",
+            limits=(("tenant_token_rate", str(tenant.knobs.token_rate)),),
+            retry_after_ns=wait_ns,
+        )
+    return None
+
+
 def _let_in(state: SchedulerState, gateway: int, message: front.Submit, key: RequestKey, now: int) -> None:
-    request = Request(state.next_number, key, message, now)
+    tenant = state.tenants.get(key.tenant, now)
+    state.tenants.enter(tenant)
+    request = Request(state.next_number, key, tenant, message, now)
     state.next_number += 1
     limit = output_limit(state, request.prompt_len, message.max_tokens)
     assert isinstance(limit, OutputLimit)
     request.output_limit, request.limit_reason = limit.num_tokens, limit.reason
-    tenant = None if state.config.share_prefix_across_tenants else key.tenant
-    request.prefix_root = state.hasher.root(tenant, message.cache_salt)
+    owner = None if state.config.share_prefix_across_tenants else key.tenant
+    request.prefix_root = state.hasher.root(owner, message.cache_salt)
     prefix_use.hash_prompt(state, request)
     request.add_choices(message.n, message.emitted)
     state.requests[key] = request
     state.by_number[request.number] = request
     state.num_queued_requests += 1
+    tenant.num_queued_requests += 1
     state.counters.accepted += 1
     attachments.bind(state, request, gateway, message.handle)
     for choice in message.ended:
@@ -159,13 +186,13 @@ def _let_in(state: SchedulerState, gateway: int, message: front.Submit, key: Req
     request.num_unended -= len(message.ended)
     waiting = [sequence for sequence in request.sequences if not sequence.is_ended]
     for sequence in waiting:
-        state.enqueue(sequence, now)
+        state.queue.add(sequence, now)
     request.waits.begin(state.clock, now)
     if request.deadline_ns is not None:
         state.timers.set(request.deadline_ns, TimerKind.DEADLINE, request.number)
     if request.queue_deadline_ns is not None:
         state.timers.set(request.queue_deadline_ns, TimerKind.QUEUE_TIMEOUT, request.number)
-    position = state.policy.num_ahead(waiting[0], now)
+    position = state.queue.num_ahead(waiting[0], now)
     state.emit(gateway, front.Accepted(message.handle, request.number, position))
     for sequence in waiting:
         # An earlier attempt may have emitted a choice's last token, and died before it could say so.

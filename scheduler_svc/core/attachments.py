@@ -89,7 +89,7 @@ def _attached(state: SchedulerState, request: Request, now: int) -> front.Attach
         seed=request.sampling.seed,
         outputs=tuple(pack_u32(sequence.outputs) for sequence in request.sequences),
         gateway_state=request.gateway_state,
-        queue_position=0 if waiting is None else state.policy.num_ahead(waiting, now),
+        queue_position=0 if waiting is None else state.queue.num_ahead(waiting, now),
         output_logprobs=tuple(_logprobs(one, handle) for one in request.sequences) if has_logprobs else (),
         prompt_logprobs=tuple(msgspec.structs.replace(part, handle=handle) for part in request.prompt_logprobs or ()),
     )

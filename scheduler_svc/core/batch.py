@@ -24,6 +24,8 @@ class Batch:
         """The last step planned."""
         self.rows: dict[int, Sequence] = {}
         """Taken seats, in boarding order."""
+        self.num_changes = 0
+        """Times that a seat was taken or given back."""
         self.catching_up: dict[Sequence, None] = {}
         """Seated sequences that are not in the decode column, in boarding order: they have a gap to close."""
         self.borders: dict[int, list[Sequence]] = {}
@@ -46,6 +48,7 @@ class Batch:
 
     def seat(self, sequence: Sequence) -> None:
         """Gives it the lowest free row; it has a gap to close."""
+        self.num_changes += 1
         row = heapq.heappop(self._free_rows)
         sequence.row = row
         self.rows[row] = sequence
@@ -53,6 +56,7 @@ class Batch:
 
     def unseat(self, sequence: Sequence) -> None:
         """Takes its row away, and the sequence out of all that is planned from now on."""
+        self.num_changes += 1
         row = sequence.row
         assert row is not None
         self._stop_decoding(sequence)

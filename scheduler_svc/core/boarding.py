@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Iterable
 
 from chairlift.ipc.common import WaitReason
-from scheduler_svc.core import prefix_use, static_batch
+from scheduler_svc.core import displacing, prefix_use, static_batch
 from scheduler_svc.core.chunks import add_chunk, chunk_size
 from scheduler_svc.core.seats import take_seat
 from scheduler_svc.core.sequence import Sequence, SequenceState
@@ -47,17 +47,18 @@ def board(state: SchedulerState, step: Step, budget: int, now: int) -> None:
         _board_suspects(state, step, budget, now)
         return
     seats = state.max_num_seqs - len(state.batch.rows)
-    if seats <= 0:
-        state.clock.turn(WaitReason.SEATS, now)
-    elif budget <= 0 or not len(state.policy):
-        state.clock.turn(WaitReason.TOKEN_BUDGET, now)
+    if not state.queue.num_candidates:
+        reason = WaitReason.SEATS if seats <= 0 else WaitReason.TOKEN_BUDGET
+    elif budget <= 0:
+        reason = WaitReason.TOKEN_BUDGET
+    elif state.config.batching == "static":
+        reason = _board_from(state, step, static_batch.candidates(state, now), seats, budget, now)
+    elif seats <= 0 and not _displace_for_seat(state, step, now):
+        reason = WaitReason.SEATS
     else:
-        candidates: Iterable[Sequence]
-        if state.config.batching == "static":
-            candidates = static_batch.candidates(state, now)
-        else:
-            candidates = state.policy.candidates(now)
-        state.clock.turn(_board_from(state, step, candidates, seats, budget, now), now)
+        seats = state.max_num_seqs - len(state.batch.rows)
+        reason = _board_from(state, step, state.queue.candidates(now), seats, budget, now)
+    state.clock.turn(reason, now)
 
 
 def _board_from(
@@ -74,6 +75,8 @@ def _board_from(
         if num_passed_over == 0 and blocked.is_unchanged(state, sequence):
             return WaitReason.KV_BLOCKS
         boarded = try_board(state, step, sequence, budget, now)
+        if boarded is Refusal.NO_BLOCKS and num_passed_over == 0 and _displace_for_blocks(state, step, sequence, now):
+            boarded = try_board(state, step, sequence, budget, now)
         if isinstance(boarded, int):
             seats -= 1
             budget -= boarded
@@ -100,6 +103,25 @@ def _board_suspects(state: SchedulerState, step: Step, budget: int, now: int) ->
                 budget -= boarded
 
 
+def _displace_for_seat(state: SchedulerState, step: Step, now: int) -> bool:
+    head = displacing.first_candidate(state, now)
+    if head is None or state.vain_search.is_same(state, head, now):
+        return False
+    prefix = _prefix(state, head, step)
+    missing = 0 if prefix is None else _num_missing(state, head, prefix)
+    return displacing.make_room(state, step, head, missing, now, needs_seat=True)
+
+
+def _displace_for_blocks(state: SchedulerState, step: Step, head: Sequence, now: int) -> bool:
+    if state.config.batching == "static" or state.vain_search.is_same(state, head, now):
+        return False
+    prefix = _prefix(state, head, step)
+    if prefix is None:
+        return False
+    missing = _num_missing(state, head, prefix)
+    return displacing.make_room(state, step, head, missing, now, needs_seat=False)
+
+
 def try_board(state: SchedulerState, step: Step, sequence: Sequence, budget: int, now: int) -> int | Refusal:
     """Seats the sequence with blocks for all tokens it knows; returns the tokens that it computes in this step."""
     if state.batch.is_held(sequence, state.confirmed.step) or sequence.gave_way_step == step.number:
@@ -110,14 +132,12 @@ def try_board(state: SchedulerState, step: Step, sequence: Sequence, budget: int
     count = chunk_size(state, sequence.num_known - prefix.computed, budget)
     if count == 0:
         return Refusal.NO_BUDGET
-    num_new = state.num_blocks_for(sequence.num_known) - len(prefix.blocks)
-    num_revived = sum(map(state.pool.is_cached, prefix.blocks))
-    if num_new + num_revived + _headroom(state, sequence) > state.pool.num_obtainable:
+    if _num_missing(state, sequence, prefix) > 0:
         return Refusal.NO_BLOCKS
     for block in prefix.blocks:
         state.pool.share(block)
     blocks = array("I", prefix.blocks)
-    blocks.extend(state.pool.take_many(num_new))
+    blocks.extend(state.pool.take_many(state.num_blocks_for(sequence.num_known) - len(blocks)))
     if prefix.copied is not None:
         step.copies.extend((prefix.copied, blocks[len(prefix.blocks)]))
     take_seat(state, sequence, blocks, prefix.computed, step.number, now)
@@ -125,6 +145,13 @@ def try_board(state: SchedulerState, step: Step, sequence: Sequence, budget: int
     step.boarded.append(sequence)
     add_chunk(state, step, sequence, count)
     return count
+
+
+def _num_missing(state: SchedulerState, sequence: Sequence, prefix: _Prefix) -> int:
+    """Blocks that would have to become free for it to board; not above 0 when there is room."""
+    num_new = state.num_blocks_for(sequence.num_known) - len(prefix.blocks)
+    num_revived = sum(map(state.pool.is_cached, prefix.blocks))
+    return num_new + num_revived + _headroom(state, sequence) - state.pool.num_obtainable
 
 
 def _headroom(state: SchedulerState, sequence: Sequence) -> int:

@@ -12,8 +12,11 @@ Count = Annotated[int, Meta(ge=1)]
 CountOrZero = Annotated[int, Meta(ge=0)]
 
 Batching = Literal["continuous", "static"]
-PolicyName = Literal["fcfs"]
+PolicyName = Literal["fcfs", "priority", "fair"]
 PreemptionMode = Literal["recompute"]
+
+_TENANT_VALUE = "(weight|max_num_seqs|max_num_queued_reqs|token_rate)=[1-9][0-9]{0,11}"
+TenantRule = Annotated[str, Meta(pattern=f"^[^:]+: *{_TENANT_VALUE}( *, *{_TENANT_VALUE})*$")]
 
 PARTS_PER_MILLION = 1_000_000
 
@@ -36,6 +39,17 @@ class SchedulingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     static_batch_size: Count | None = None
     static_batch_wait_ns: CountOrZero = 50_000_000
     policy: PolicyName = "fcfs"
+    max_priority_wait_ns: CountOrZero = 30_000_000_000
+    """`priority`: who has waited so long goes before everyone of any priority."""
+    fair_input_cost: Count = 1
+    """`fair`: what a computed prompt token counts."""
+    fair_output_cost: Count = 2
+    tenant_max_num_seqs: Count | None = None
+    tenant_max_num_queued_reqs: Count | None = None
+    tenant_token_rate: Count | None = None
+    """Prompt and output tokens a second, in the long run."""
+    tenants: tuple[TenantRule, ...] = ()
+    """Tenants with values of their own; see `tenants.parse_rule`."""
     preemption: PreemptionMode = "recompute"
     max_head_bypass_ns: CountOrZero = 1_000_000_000
     gateway_loss_grace_ns: CountOrZero = 60_000_000_000

@@ -132,7 +132,7 @@ def _handle_device(state: SchedulerState, event: DeviceEvent, now: int) -> None:
 def _handle_operator(state: SchedulerState, event: OperatorEvent, now: int) -> None:
     match event:
         case events.ConfigChanged(config):
-            upkeep.change_config(state, config)
+            upkeep.change_config(state, config, now)
         case events.Drain(undrain, deadline_in_ns):
             upkeep.drain(state, undrain, deadline_in_ns, now)
         case events.FlushPrefixCache():

@@ -38,12 +38,14 @@ def apply_transition(state: SchedulerState, transition: Transition) -> None:
     confirmed = state.confirmed
     for sequence in transition.left:
         stop_sending(state, sequence)
+        sequence.request.tenant.change_rows(-1, confirmed.step)
         moved = confirmed.leave(sequence)
         if moved is not None and moved.column_index is not None and moved.request.gateway is not None:
             assert moved.confirmed_at is not None
             state.gateways[moved.request.gateway].column.reposition(moved, moved.confirmed_at)
     for sequence in transition.joined:
         confirmed.join(sequence)
+        sequence.request.tenant.change_rows(1, confirmed.step)
         start_sending(state, sequence)
 
 

@@ -11,7 +11,7 @@ import msgspec
 from chairlift.ipc.common import FinishReason, Reason, SamplingParams
 from scheduler_svc.core import emission
 from scheduler_svc.core.request import Request
-from scheduler_svc.core.seats import give_back, note_wait
+from scheduler_svc.core.seats import finish_wait, give_back, note_wait
 from scheduler_svc.core.sequence import Sequence, SequenceEnd, SequenceState
 from scheduler_svc.core.state import SchedulerState
 from scheduler_svc.core.timers import TimerKind
@@ -40,8 +40,7 @@ def end_sequence(
         case SequenceState.RUNNING:
             give_back(state, sequence)
         case SequenceState.WAITING | SequenceState.PREEMPTED:
-            state.dequeue(sequence, now)
-            state.num_preempted -= sequence.state is SequenceState.PREEMPTED
+            state.queue.remove(sequence, now)
     emission.stop_sending(state, sequence)
     sequence.move(SequenceState.ENDED)
     if sequence.confirmed_at is not None:
@@ -51,6 +50,7 @@ def end_sequence(
     request.num_unended -= 1
     if request.gateway is not None:
         state.emit(request.gateway, emission.finished(sequence, is_last=request.is_ended))
+    state.queue.offer_parked(request.tenant, now)
     if request.is_ended:
         _end_request(state, request, now)
     else:
@@ -121,7 +121,9 @@ def _end_request(state: SchedulerState, request: Request, now: int) -> None:
     state.counters.ended += 1
     if request.first_boarded_ns is None:
         state.num_queued_requests -= 1
-    request.waits.finish(state.clock, now)
+        request.tenant.num_queued_requests -= 1
+    state.tenants.leave(request.tenant)
+    finish_wait(state, request, now)
     request.ended_ns = now
     request.prompt = request.prompt_hashes = b""
     del state.requests[request.key]

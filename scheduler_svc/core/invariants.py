@@ -7,6 +7,7 @@ from collections import Counter
 
 from scheduler_svc.core.core import Core
 from scheduler_svc.core.request import Request
+from scheduler_svc.core.seats import passed
 from scheduler_svc.core.sequence import Sequence, SequenceState
 from scheduler_svc.core.state import SchedulerState
 
@@ -21,6 +22,7 @@ def check(core: Core, now: int) -> None:
     _check_budgets(state)
     _check_counts(state, sequences)
     _check_columns(state)
+    _check_tenants(state, sequences)
     _check_requests(state)
     _check_waits(state, now)
 
@@ -32,7 +34,7 @@ def check_progress(core: Core) -> None:
         return
     assert not state.batch.rows, "sequences have seats and nothing is in flight"
     if state.config.batching == "continuous":
-        assert len(state.policy) == 0, "sequences wait for an idle device"
+        assert len(state.queue) == 0, "sequences wait for an idle device"
 
 
 def _check_blocks(state: SchedulerState, sequences: list[Sequence]) -> None:
@@ -67,11 +69,11 @@ def _check_states(state: SchedulerState, sequences: list[Sequence]) -> None:
 def _check_queue(state: SchedulerState, sequences: list[Sequence]) -> None:
     """Exactly the waiting sequences are in the queue, each once, in the policy's order."""
     waiting = [one for one in sequences if one.is_waiting]
-    queued = list(state.policy.candidates(0))
-    assert len(queued) == len(waiting) == len(state.policy)
+    queued = list(state.queue)
+    assert len(queued) == len(waiting) == len(state.queue)
     assert {id(one) for one in queued} == {id(one) for one in waiting}
-    assert state.queued_tokens == sum(one.request.queue_cost(one) for one in waiting)
-    assert state.num_preempted == sum(one.state is SequenceState.PREEMPTED for one in waiting)
+    assert state.queue.num_tokens == sum(one.request.queue_cost(one) for one in waiting)
+    assert state.queue.num_preempted == sum(one.state is SequenceState.PREEMPTED for one in waiting)
     assert state.num_queued_requests == sum(one.first_boarded_ns is None for one in state.requests.values())
 
 
@@ -126,6 +128,23 @@ def _check_columns(state: SchedulerState) -> None:
     assert sum(len(gateway.column) for gateway in state.gateways.values()) == len(live)
 
 
+def _check_tenants(state: SchedulerState, sequences: list[Sequence]) -> None:
+    """Each tenant's account is the sum over its sequences, and its limit of seats holds."""
+    offered = Counter(id(one.request.tenant) for one in state.queue.candidates(0))
+    for tenant in state.tenants:
+        own = [one for one in sequences if one.request.tenant is tenant]
+        requests = [request for request in state.requests.values() if request.tenant is tenant]
+        assert tenant.num_requests == len(requests)
+        assert tenant.num_queued_requests == sum(one.first_boarded_ns is None for one in requests)
+        assert tenant.num_seated == sum(one.row is not None for one in own)
+        assert tenant.num_offered == offered[id(tenant)]
+        assert tenant.pending_input == sum(one.pending_input for one in own)
+        assert tenant.num_rows == sum(one.request.tenant is tenant for one in state.confirmed.members)
+        free = tenant.num_free_offers()
+        num_parked = sum(one.is_waiting for one in own) - tenant.num_offered
+        assert free is None or free <= 0 or num_parked == 0, "parked though the tenant has seats left"
+
+
 def _check_requests(state: SchedulerState) -> None:
     for key, request in state.requests.items():
         assert request.key == key
@@ -152,7 +171,7 @@ def _check_waits(state: SchedulerState, now: int) -> None:
         states = [one.state for one in request.sequences]
         is_seated = SequenceState.RUNNING in states or SequenceState.FINISHING in states
         assert request.waits.is_waiting == (not is_seated)
-        waits = request.waits.by_reason(state.clock, now)
+        waits = request.waits.by_reason(state.clock, now, passed(state, request, now))
         assert all(wait >= 0 for wait in waits)
         if request.first_boarded_ns is None:
             assert sum(waits) == now - request.received_ns

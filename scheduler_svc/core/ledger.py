@@ -2,8 +2,12 @@
 
 Most waiting requests wait for the same thing at one moment: what stopped the last plan from boarding more. So one clock
 sums time by that reason; a request remembers the clock's reading when its wait began, and takes the difference when it
-ends. A preempted request knows its own reason instead.
+ends. A preempted request knows its own reason instead. Where a policy lets later arrivals board before a request, its
+wait is for the policy's order from the first of them on.
 """
+
+from bisect import bisect_right
+from typing import NamedTuple
 
 from chairlift.ipc.common import WaitReason
 
@@ -40,44 +44,85 @@ class WaitClock:
             self.reading = ClockReading(tuple(self.reading.at(now)), reason, now)
 
 
+class Passed(NamedTuple):
+    """From `at_ns` on a wait is for `reason`; `reading` is the clock's at that time."""
+
+    at_ns: int
+    reading: ClockReading
+    reason: WaitReason
+
+
+_MAX_PASSES = 4096
+
+
+class Passes:
+    """The boardings that were later arrivals than every one before: whom they passed is found by arrival."""
+
+    def __init__(self) -> None:
+        self._arrivals: list[int] = []
+        self._times: list[int] = []
+        self._readings: list[ClockReading] = []
+
+    def note(self, arrival_ns: int, clock: WaitClock, now: int) -> None:
+        """A request with that arrival boards."""
+        if self._arrivals and arrival_ns <= self._arrivals[-1]:
+            return
+        self._arrivals.append(arrival_ns)
+        self._times.append(now)
+        self._readings.append(clock.reading)
+        if len(self._arrivals) > 2 * _MAX_PASSES:
+            for column in (self._arrivals, self._times, self._readings):
+                del column[:_MAX_PASSES]
+
+    def find(self, arrival_ns: int, since_ns: int, reason: WaitReason) -> Passed | None:
+        """The first boarding after `since_ns` of one that arrived after `arrival_ns`."""
+        at = max(bisect_right(self._arrivals, arrival_ns), bisect_right(self._times, since_ns))
+        return Passed(self._times[at], self._readings[at], reason) if at < len(self._times) else None
+
+
 class WaitLedger:
     """One request's waits. It waits while none of its choices holds, or has finished with, a seat."""
 
-    __slots__ = ("_began", "_by_reason", "_own_reason", "_since_ns")
+    __slots__ = ("_began", "_by_reason", "_own_reason", "since_ns")
 
     def __init__(self) -> None:
         self._by_reason: list[int] | None = None
         self._began: ClockReading | None = None
         self._own_reason: WaitReason | None = None
-        self._since_ns: int | None = None
+        self.since_ns: int | None = None
+        """When the running wait began."""
 
     @property
     def is_waiting(self) -> bool:
         """Whether a wait is running."""
-        return self._since_ns is not None
+        return self.since_ns is not None
 
     def begin(self, clock: WaitClock, now: int, own_reason: WaitReason | None = None) -> None:
         """A wait begins; with `own_reason` it is all for that. No effect when one is running."""
-        if self._since_ns is None:
-            self._since_ns = now
+        if self.since_ns is None:
+            self.since_ns = now
             self._own_reason = own_reason
             self._began = clock.reading if own_reason is None else None
 
-    def finish(self, clock: WaitClock, now: int) -> None:
+    def finish(self, clock: WaitClock, now: int, passed: Passed | None = None) -> None:
         """The running wait ends. No effect when none is running."""
-        if self._since_ns is not None:
-            self._by_reason = self.by_reason(clock, now)
-            self._since_ns = self._began = self._own_reason = None
+        if self.since_ns is not None:
+            self._by_reason = self.by_reason(clock, now, passed)
+            self.since_ns = self._began = self._own_reason = None
 
-    def by_reason(self, clock: WaitClock, now: int) -> list[int]:
+    def by_reason(self, clock: WaitClock, now: int, passed: Passed | None = None) -> list[int]:
         """Nanoseconds by WaitReason up to now, the running wait included."""
         waits = list(self._by_reason or _NO_TIME)
-        if self._since_ns is None:
+        if self.since_ns is None:
             return waits
         if self._own_reason is not None:
-            waits[self._own_reason] += now - self._since_ns
+            waits[self._own_reason] += now - self.since_ns
         elif self._began is not None:
-            before = self._began.at(self._since_ns)
-            for reason, total in enumerate(clock.reading.at(now)):
+            until, reading = now, clock.reading
+            if passed is not None:
+                until, reading = passed.at_ns, passed.reading
+                waits[passed.reason] += now - until
+            before = self._began.at(self.since_ns)
+            for reason, total in enumerate(reading.at(until)):
                 waits[reason] += total - before[reason]
         return waits

@@ -35,11 +35,11 @@ def _fill(state: SchedulerState, step: Step, now: int) -> None:
     """Gives the step its work; may be called again with the same step when that left it empty."""
     batch = state.batch
     for sequence in batch.ends_at(step.number):
-        seats.retire(state, sequence)
+        seats.retire(state, sequence, now)
     batch.endings.pop(step.number, None)
     state.probation.prune()
     while batch.num_decodes > state.max_num_batched_tokens:
-        victim = state.policy.victim(batch.rows.values(), now)
+        victim = state.queue.victim(batch.rows.values(), now)
         assert victim is not None
         seats.preempt(state, victim, now)
     _cover_decodes(state, step, now)

@@ -5,6 +5,7 @@ from chairlift.ipc.common import CancelOutcome, FinishReason, Reason, WaitReason
 from scheduler_svc.core import ends
 from scheduler_svc.core.ends import Cause
 from scheduler_svc.core.request import Request, RequestKey
+from scheduler_svc.core.seats import passed
 from scheduler_svc.core.sequence import SequenceState
 from scheduler_svc.core.state import SchedulerState
 
@@ -45,7 +46,7 @@ def explain(state: SchedulerState, gateway: int, message: front.ExplainQuery, no
 
 
 def _account(state: SchedulerState, request: Request, query: int, now: int) -> front.ExplainReply:
-    waits = request.waits.by_reason(state.clock, now)
+    waits = request.waits.by_reason(state.clock, now, passed(state, request, now))
     for sequence in request.sequences:
         state.settle(sequence)
     waiting = next((one for one in request.sequences if one.is_waiting), None)
@@ -64,7 +65,7 @@ def _account(state: SchedulerState, request: Request, query: int, now: int) -> f
         cached_tokens=request.cached_tokens,
         prompt_tokens=request.prompt_len,
         output_tokens=outputs,
-        queue_position=None if waiting is None else state.policy.num_ahead(waiting, now),
+        queue_position=None if waiting is None else state.queue.num_ahead(waiting, now),
     )
 
 

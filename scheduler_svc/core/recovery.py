@@ -95,6 +95,7 @@ def _settle_all(state: SchedulerState) -> None:
     for sequence in state.confirmed.members:
         state.settle(sequence)
         stop_sending(state, sequence)
+        sequence.request.tenant.change_rows(-1, state.confirmed.step)
     state.confirmed.clear(state.batch.planned)
     state.in_flight.clear()
 

@@ -10,6 +10,7 @@ from chairlift.ipc import front
 from chairlift.ipc.common import FinishReason, SamplingParams
 from scheduler_svc.core.ledger import WaitLedger
 from scheduler_svc.core.sequence import Sequence
+from scheduler_svc.core.tenants import Tenant
 
 
 class RequestKey(NamedTuple):
@@ -25,6 +26,7 @@ class Request:
     __slots__ = (
         "arrival_ns",
         "cached_tokens",
+        "charged_prompt",
         "deadline_ns",
         "detach_grace_ns",
         "detached_until_ns",
@@ -50,23 +52,28 @@ class Request:
         "prompt_logprobs",
         "prompt_logprobs_end",
         "queue_deadline_ns",
+        "rank",
         "received_ns",
         "sampling",
         "sequences",
+        "tenant",
         "ttft_slo_ns",
         "waits",
     )
 
-    def __init__(self, number: int, key: RequestKey, submit: front.Submit, now: int) -> None:
+    def __init__(self, number: int, key: RequestKey, tenant: Tenant, submit: front.Submit, now: int) -> None:
         self.number = number
         """Never used again in this life of the scheduler."""
         self.key = key
+        self.tenant = tenant
         self.digest = submit.digest
         self.prompt = submit.prompt
         """Packed u32 ids."""
         self.prompt_len = len(submit.prompt) // 4
         self.sampling: SamplingParams = submit.sampling
         self.priority = submit.priority
+        self.rank: int | None = None
+        """Its standing under `priority`, where that is no longer its priority."""
         self.gateway_state = submit.gateway_state
         self.detach_grace_ns = submit.detach_grace_ns
         self.arrival_ns = now - submit.age_ns
@@ -86,6 +93,8 @@ class Request:
         self.prompt_hashes = b""
         """Hashes of the prompt's full blocks."""
         self.cached_tokens = 0
+        self.charged_prompt = 0
+        """Leading prompt tokens that its tenant is not charged for (again)."""
         self.first_boarded_ns: int | None = None
         self.prompt_logprobs: list[front.DeltaPromptLogprobs] | None = None
         self.prompt_logprobs_end = 1

@@ -144,8 +144,10 @@ def _confirm_chunks(state: SchedulerState, step: Step, column: "array[int]", emi
         sequence.num_chunks += 1
         sequence.num_rode += 1
         if sequence.row is not None:
+            _charge_prompt(sequence, sequence.computed, sequence.computed + chunk.num_tokens)
             sequence.computed += chunk.num_tokens
     for at, sequence in enumerate(step.samplers, start=step.num_decodes):
+        sequence.request.tenant.add_output(1)
         if sequence.is_ended:
             continue
         token = column[at]
@@ -154,6 +156,19 @@ def _confirm_chunks(state: SchedulerState, step: Step, column: "array[int]", emi
             sequence.first_token_ns = now
         sequence.outputs.append(token)
         state.counters.output_tokens += 1
+
+
+def _charge_prompt(sequence: Sequence, start: int, end: int) -> None:
+    """Its tenant is charged for the prompt tokens of ``[start, end)`` that it has not been charged for before."""
+    request, tenant = sequence.request, sequence.request.tenant
+    end = min(end, request.prompt_len)
+    charge = end - max(start, request.charged_prompt)
+    if charge > 0:
+        request.charged_prompt = end
+        tenant.input_tokens += charge
+        settled = min(charge, sequence.pending_input)
+        sequence.pending_input -= settled
+        tenant.pending_input -= settled
 
 
 def _sampler(state: SchedulerState, step: Step, index: int) -> Sequence:

@@ -87,6 +87,7 @@ class Sequence:
         "num_rode",
         "output_logprobs",
         "outputs",
+        "pending_input",
         "planned_at",
         "preemptions",
         "request",
@@ -113,6 +114,8 @@ class Sequence:
         """Hashes of full blocks beyond the prompt's own full blocks."""
         self.num_indexed = 0
         """Leading blocks that were offered to the prefix index since boarding."""
+        self.pending_input = 0
+        """Prompt tokens that its tenant will be charged for."""
         # seat and step
         self.row: int | None = None
         self.scheduled = 0

@@ -7,19 +7,20 @@ from collections import OrderedDict, deque
 
 from chairlift.ipc import device, front
 from scheduler_svc.core.batch import Batch
-from scheduler_svc.core.blocked import Blocked
+from scheduler_svc.core.blocked import Blocked, VainSearch
 from scheduler_svc.core.blocks import BlockPool
 from scheduler_svc.core.columns import Confirmed, GatewayColumn
 from scheduler_svc.core.config import PARTS_PER_MILLION, SchedulingConfig
 from scheduler_svc.core.effects import Effect, Emit
-from scheduler_svc.core.ledger import WaitClock
-from scheduler_svc.core.policies.fcfs import Fcfs
-from scheduler_svc.core.policies.policy import Policy
+from scheduler_svc.core.ledger import Passes, WaitClock
+from scheduler_svc.core.policies.catalogue import make_policy
 from scheduler_svc.core.prefix import PrefixHasher
 from scheduler_svc.core.probation import Probation
+from scheduler_svc.core.queue import Queue
 from scheduler_svc.core.request import Request, RequestKey
 from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.core.steps import Step
+from scheduler_svc.core.tenants import Tenants
 from scheduler_svc.core.timers import Timers
 
 
@@ -98,26 +99,24 @@ class SchedulerState:
         self.next_number = 1
         self.gateways: dict[int, Gateway] = {}
         # the queue
-        self.policy: Policy = Fcfs()
-        self.num_preempted = 0
-        """Waiting sequences that had a seat before."""
+        self.confirmed = Confirmed()
+        self.queue = Queue(make_policy(config, self.last_step))
+        self.tenants = Tenants(config)
         self.num_queued_requests = 0
         """Requests of which no choice ever had a seat."""
-        self.queued_tokens = 0
-        self.num_enqueued = 0
-        """Times that a sequence came into the queue."""
         self.blocked = Blocked()
+        self.vain_search = VainSearch()
         self.static_members: list[Sequence] = []
         """The static batch under way."""
         self.batch_wait_ns = 0
         """When the next static batch forms at the latest: a timer is set for it."""
         self.clock = WaitClock()
+        self.passes = Passes()
         # the device
         self.worker: Worker | None = None
         self.pool = BlockPool(0)
         self.hasher = PrefixHasher(hash_key, 1)
         self.batch = Batch(0)
-        self.confirmed = Confirmed()
         self.in_flight: deque[Step] = deque()
         self.probation = Probation()
         # time
@@ -125,6 +124,10 @@ class SchedulerState:
         self.is_draining = False
         self.drain_deadline_ns: int | None = None
         self.counters = Counters()
+
+    def last_step(self) -> int:
+        """The last step completed."""
+        return self.confirmed.step
 
     # ---- limits in force ----
 
@@ -189,14 +192,3 @@ class SchedulerState:
             confirmed.settle(sequence)
             if sequence.row is not None:
                 sequence.computed = sequence.num_known - 1
-
-    def enqueue(self, sequence: Sequence, now: int) -> None:
-        """Puts a waiting sequence into the queue and its counts."""
-        self.policy.add(sequence, now)
-        self.num_enqueued += 1
-        self.queued_tokens += sequence.request.queue_cost(sequence)
-
-    def dequeue(self, sequence: Sequence, now: int) -> None:
-        """Takes it out again."""
-        self.policy.remove(sequence, now)
-        self.queued_tokens -= sequence.request.queue_cost(sequence)

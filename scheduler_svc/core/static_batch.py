@@ -28,7 +28,7 @@ def candidates(state: SchedulerState, now: int) -> Iterator[Sequence]:
 
 def _form(state: SchedulerState, now: int) -> list[Sequence]:
     size = min(state.config.static_batch_size or state.max_num_seqs, state.max_num_seqs)
-    members = list(islice(state.policy.candidates(now), size))
+    members = list(islice(state.queue.candidates(now), size))
     if len(members) < size:
         full_at = min(member.request.arrival_ns for member in members) + state.config.static_batch_wait_ns
         if now < full_at:

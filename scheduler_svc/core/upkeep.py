@@ -5,6 +5,7 @@ from chairlift.ipc.common import FinishReason, Reason
 from scheduler_svc.core import attachments, ends, recovery
 from scheduler_svc.core.config import SchedulingConfig
 from scheduler_svc.core.ends import Cause
+from scheduler_svc.core.policies.catalogue import make_policy
 from scheduler_svc.core.state import SchedulerState
 from scheduler_svc.core.timers import Timer, TimerKind
 
@@ -45,9 +46,11 @@ def _fire(state: SchedulerState, timer: Timer, now: int) -> None:
                 ends.end_request(state, living, DRAINED, now)
 
 
-def change_config(state: SchedulerState, config: SchedulingConfig) -> None:
+def change_config(state: SchedulerState, config: SchedulingConfig, now: int) -> None:
     """New knobs hold from the next plan on. A lower `max_num_seqs` lets riders finish."""
     state.config = config
+    state.tenants.configure(config)
+    state.queue.change_policy(make_policy(config, state.last_step), now)
     state.blocked.clear()
     ends.bound_ended(state)
 
@@ -66,9 +69,9 @@ def load(state: SchedulerState) -> front.Load:
     pool, counters = state.pool, state.counters
     return front.Load(
         running=len(state.batch.rows),
-        waiting=len(state.policy),
-        preempted=state.num_preempted,
-        queued_tokens=state.queued_tokens,
+        waiting=len(state.queue),
+        preempted=state.queue.num_preempted,
+        queued_tokens=state.queue.num_tokens,
         blocks_total=pool.num_blocks,
         blocks_free=pool.num_blank,
         blocks_cached=pool.num_cached,

@@ -17,6 +17,8 @@ SecondsOrZero = Annotated[float, Meta(ge=0, le=1e7)]
 Seats = Annotated[int, Meta(ge=1, le=65_536)]
 StepTokens = Annotated[int, Meta(ge=1, le=1 << 20)]
 Share = Annotated[float, Meta(gt=0, le=1)]
+_TENANT_VALUE = "(weight|max_num_seqs|max_num_queued_reqs|token_rate)=[1-9][0-9]{0,11}"
+TenantRule = Annotated[str, Meta(pattern=f"^[^:]+: *{_TENANT_VALUE}( *, *{_TENANT_VALUE})*$")]
 ShareOrZero = Annotated[float, Meta(ge=0, lt=1)]
 
 
@@ -151,7 +153,29 @@ class SchedulerSettings(_Section, frozen=True):
     static_batch_wait_ms: Annotated[
         SecondsOrZero, Meta(description="How long a static batch waits to fill before it starts.")
     ] = 50.0
-    policy: Annotated[Literal["fcfs"], Meta(description="Order of waiting requests.")] = "fcfs"
+    policy: Annotated[
+        Literal["fcfs", "priority", "fair"],
+        Meta(description="Order of waiting requests: by arrival, by priority with ageing, or fair between tenants."),
+    ] = "fcfs"
+    max_priority_wait_s: Annotated[
+        SecondsOrZero, Meta(description="priority: who has waited so long goes before everyone of any priority.")
+    ] = 30.0
+    fair_input_cost: Annotated[Count, Meta(description="fair: what a computed prompt token counts.")] = 1
+    fair_output_cost: Annotated[Count, Meta(description="fair: what an output token counts.")] = 2
+    tenant_max_num_seqs: Annotated[Count | None, Meta(description="Seats of one tenant; default: no limit.")] = None
+    tenant_max_num_queued_reqs: Annotated[
+        Count | None, Meta(description="Waiting requests of one tenant; default: no limit of its own.")
+    ] = None
+    tenant_token_rate: Annotated[
+        Count | None, Meta(description="Prompt and output tokens a second of one tenant; default: no limit.")
+    ] = None
+    tenants: Annotated[
+        tuple[TenantRule, ...],
+        Meta(
+            description="Tenants with values of their own, each as 'name: weight=2, max_num_seqs=8, "
+            "max_num_queued_reqs=100, token_rate=5000'; any of the four, weight is its share under fair."
+        ),
+    ] = ()
     preemption: Annotated[Literal["recompute"], Meta(description="What becomes of a preempted sequence's KV.")] = (
         "recompute"
     )

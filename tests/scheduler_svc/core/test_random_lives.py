@@ -29,7 +29,10 @@ COMPLETE = (FinishReason.LENGTH, FinishReason.CONTEXT_LIMIT, FinishReason.EOS, F
 class Job:
     """What was asked for, and everyone who ever listened."""
 
-    def __init__(self, request_id: str, prompt: list[int], sampling: SamplingParams, limit: int, n: int) -> None:
+    def __init__(
+        self, request_id: str, prompt: list[int], sampling: SamplingParams, limit: int, n: int, tenant: str
+    ) -> None:
+        self.tenant = tenant
         self.request_id = request_id
         self.prompt = prompt
         self.sampling = sampling
@@ -49,9 +52,21 @@ class Lives(RuleBasedStateMachine):
         caching=st.booleans(),
         chunked=st.booleans(),
         seats=st.integers(1, 6),
-        static=st.booleans(),
+        static=st.sampled_from([False, False, True]),
+        policy=st.sampled_from(["fcfs", "priority", "fair"]),
+        tenant_seats=st.sampled_from([None, None, 1, 2]),
     )
-    def begin(self, overlap: bool, num_blocks: int, caching: bool, chunked: bool, seats: int, static: bool) -> None:
+    def begin(
+        self,
+        overlap: bool,
+        num_blocks: int,
+        caching: bool,
+        chunked: bool,
+        seats: int,
+        static: bool,
+        policy: str,
+        tenant_seats: int | None,
+    ) -> None:
         self.world = self.make_world(
             geometry_changes={"num_blocks": num_blocks, "max_model_len": 48, "max_num_seqs": 6},
             overlap=overlap,
@@ -64,6 +79,10 @@ class Lives(RuleBasedStateMachine):
             worker_restart_grace_ns=10_000 * MS,
             gateway_loss_grace_ns=500 * MS,
             max_ended_requests_kept=5,
+            policy=policy,
+            max_priority_wait_ns=30 * MS,
+            tenant_max_num_seqs=tenant_seats,
+            tenants=("heavy: weight=3",),
         )
         self.jobs: list[Job] = []
         self.num_faults = 0
@@ -95,6 +114,9 @@ class Lives(RuleBasedStateMachine):
             },
         ),
         is_poisoned=st.sampled_from([False] * 9 + [True]),
+        owner=st.fixed_dictionaries(
+            {"tenant": st.sampled_from(["a", "b", "heavy"]), "priority": st.sampled_from([0, 0, 1, 5, -3])}
+        ),
     )
     def submit(
         self,
@@ -106,10 +128,11 @@ class Lives(RuleBasedStateMachine):
         sampling: SamplingParams,
         times: dict[str, int],
         is_poisoned: bool,
+        owner: dict[str, Any],
     ) -> None:
         prompt = prefix + own + [POISON] * is_poisoned
         room = min(48, self.world.geometry.num_blocks * 4 + 1) - len(prompt)
-        job = Job(f"job{len(self.jobs)}", prompt, sampling, min(max_tokens or room, room), n)
+        job = Job(f"job{len(self.jobs)}", prompt, sampling, min(max_tokens or room, room), n, owner["tenant"])
         job.streams.append(
             self.world.submit(
                 prompt,
@@ -118,6 +141,7 @@ class Lives(RuleBasedStateMachine):
                 sampling=sampling,
                 n=n,
                 max_tokens=max_tokens,
+                **owner,
                 **times,
             )
         )
@@ -129,16 +153,22 @@ class Lives(RuleBasedStateMachine):
         job = data.draw(st.sampled_from(self.jobs))
         if again:
             stream = self.world.submit(
-                job.prompt, request_id=job.request_id, gateway=gateway, sampling=job.sampling, n=job.n, digest=b"x" * 16
+                job.prompt,
+                request_id=job.request_id,
+                gateway=gateway,
+                sampling=job.sampling,
+                n=job.n,
+                digest=b"x" * 16,
+                tenant=job.tenant,
             )
             if stream.refused is not None:
                 return
             # The id was free again: a request of its own.
             room = min(48, self.world.geometry.num_blocks * 4 + 1) - len(job.prompt)
-            job = Job(job.request_id, job.prompt, job.sampling, room, job.n)
+            job = Job(job.request_id, job.prompt, job.sampling, room, job.n, job.tenant)
             self.jobs.append(job)
         else:
-            stream = self.world.attach(job.request_id, gateway=gateway)
+            stream = self.world.attach(job.request_id, gateway=gateway, tenant=job.tenant)
             if stream.attached is None:
                 return
             job = next(other for other in reversed(self.jobs) if other.request_id == job.request_id)
@@ -148,7 +178,7 @@ class Lives(RuleBasedStateMachine):
     @precondition(lambda self: self.jobs)
     def cancel(self, data: st.DataObject) -> None:
         job = data.draw(st.sampled_from(self.jobs))
-        outcome = self.world.cancel(job.request_id)
+        outcome = self.world.cancel(job.request_id, job.tenant)
         assert outcome in CancelOutcome
 
     @rule(data=st.data())
@@ -257,6 +287,8 @@ class Lives(RuleBasedStateMachine):
                 "watermark_ppm": st.sampled_from([0, 100_000]),
                 "max_head_bypass_ns": st.sampled_from([0, 5 * MS]),
                 "batching": st.sampled_from(["static", "continuous"]),
+                "policy": st.sampled_from(["fcfs", "priority", "fair"]),
+                "tenant_max_num_seqs": st.sampled_from([None, 1]),
             },
         )
     )

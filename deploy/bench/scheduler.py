@@ -1,0 +1,247 @@
+"""What the scheduler's core costs alone: a result in, the next plan and all deltas encoded.
+
+Measures the real core with a device that only counts. One figure is one step: decode the result, `handle(StepDone)`,
+`handle(Tick)`, encode every effect. Run as ``chairlift bench scheduler`` or ``python -m deploy.bench.scheduler``.
+"""
+
+import argparse
+import gc
+import json
+import random
+import statistics
+import sys
+import time
+import tracemalloc
+from array import array
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from chairlift.ipc import device, front
+from chairlift.ipc.common import SamplingParams
+from chairlift.ipc.tokens import pack_u32
+from scheduler_svc.core import events
+from scheduler_svc.core.config import SchedulingConfig
+from scheduler_svc.core.core import Core
+from scheduler_svc.core.effects import Emit, SendPlan
+from scheduler_svc.sim.counting_device import CountingDevice
+
+RUNNING = (64, 256, 1024)
+NUM_GATEWAYS = 2
+NUM_TENANTS = 8
+VOCAB_SIZE = 49_152
+STEP_NS = 10_000_000
+SAMPLING = SamplingParams(ignore_eos=True)
+
+
+class Bench:
+    """One core with a batch of one size, driven step by step."""
+
+    def __init__(self, num_seqs: int, **knobs: Any) -> None:
+        self.random = random.Random(0)
+        geometry = device.Geometry(
+            "bench", "f", VOCAB_SIZE, 1 << 17, (2,), 16, 160 * num_seqs + 40_000, 0, num_seqs, 8192, 4, "bfloat16"
+        )
+        self.core = Core(SchedulingConfig(**knobs), b"bench", 1)
+        self.device = CountingDevice(1)
+        self.now = STEP_NS
+        self.plans: list[device.Plan] = []
+        self.num_ended = 0
+        self._handle = 0
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._decode = msgspec.msgpack.Decoder(device.StepDone).decode
+        self.core.handle(events.WorkerUp(1, geometry), self.now)
+
+    def submit(self, prompt_len: int, max_tokens: int) -> int:
+        """Hands in one request; returns how long that took."""
+        self._handle += front.MAX_CHOICES
+        number = self._handle // front.MAX_CHOICES
+        prompt = pack_u32([self.random.randrange(1000, 48_000) for _ in range(prompt_len)])
+        message = front.Submit(
+            handle=self._handle,
+            tenant=f"tenant{number % NUM_TENANTS}",
+            request_id=f"request-{number:08d}",
+            digest=number.to_bytes(16, "little"),
+            prompt=prompt,
+            sampling=SAMPLING,
+            max_tokens=max_tokens,
+        )
+        event = events.Submit(number % NUM_GATEWAYS, message)
+        started = time.thread_time_ns()
+        for effect in self.core.handle(event, self.now):
+            if isinstance(effect, Emit):
+                self._encode(effect.message)
+        return time.thread_time_ns() - started
+
+    def tick(self) -> None:
+        """Plans, without measuring."""
+        self._take(self.core.handle(events.Tick(), self.now))
+
+    def step(self) -> int:
+        """One step; returns the nanoseconds that the core and the codecs took."""
+        if not self.plans:
+            self.tick()
+        frame = self._encode(self._answer(self.plans.pop(0)))
+        self.now += STEP_NS
+        started = time.thread_time_ns()
+        effects = self.core.handle(events.StepDone(self._decode(frame)), self.now)
+        effects += self.core.handle(events.Tick(), self.now)
+        for effect in effects:
+            if isinstance(effect, SendPlan):
+                self._encode(effect.plan)
+            elif isinstance(effect, Emit):
+                self._encode(effect.message)
+        took = time.thread_time_ns() - started
+        self._take(effects)
+        return took
+
+    def _answer(self, plan: device.Plan) -> device.StepDone:
+        choose = self.random.choices
+        sampled = array("I", choose(range(1000, 48_000), k=self.device.num_sampled(plan)))
+        return device.StepDone(1, plan.step, sampled.tobytes(), device_ns=STEP_NS)
+
+    def _take(self, effects: list[Any]) -> None:
+        for effect in effects:
+            if isinstance(effect, SendPlan):
+                self.plans.append(effect.plan)
+            elif isinstance(effect, Emit) and isinstance(effect.message, front.Finished):
+                self.num_ended += 1
+
+    def run_until_all_decode(self) -> None:
+        """Steps until every seated sequence is in the decode column."""
+        for _ in range(10_000):
+            self.step()
+            if self.plans and not self.plans[-1].chunks and not self.core.state.batch.catching_up:
+                return
+        raise RuntimeError("the batch never came to rest")
+
+
+def measure(bench: Bench, num_steps: int, before: Callable[[], None] | None = None) -> dict[str, float]:
+    """Median, mean and p99 of a step, in µs. `before` runs before each step and is not measured."""
+    gc.collect()
+    gc.freeze()
+    times = []
+    for _ in range(num_steps):
+        if before is not None:
+            before()
+        times.append(bench.step() / 1000)
+    gc.unfreeze()
+    times.sort()
+    return {
+        "median_us": round(statistics.median(times), 1),
+        "mean_us": round(statistics.fmean(times), 1),
+        "p99_us": round(times[int(len(times) * 0.99)], 1),
+    }
+
+
+def steady(num_seqs: int, num_steps: int, num_waiting: int = 0, *, is_aligned: bool = False) -> dict[str, float]:
+    """All decode; prompts of staggered lengths unless aligned, when every block border falls on one step."""
+    bench = Bench(num_seqs, max_num_queued_reqs=100_000)
+    for i in range(num_seqs):
+        bench.submit(128 if is_aligned else 100 + bench.random.randrange(64), max_tokens=100_000)
+    bench.run_until_all_decode()
+    for _ in range(num_waiting):
+        bench.submit(64, max_tokens=64)
+    return measure(bench, num_steps)
+
+
+def mixed_prefill(num_seqs: int, num_steps: int) -> dict[str, float]:
+    """Half of the seats decode; one long prompt after another is computed beside them in chunks of 512."""
+    bench = Bench(num_seqs, long_prefill_token_threshold=512)
+    for _ in range(num_seqs // 2):
+        bench.submit(100 + bench.random.randrange(64), max_tokens=100_000)
+    bench.run_until_all_decode()
+
+    def keep_one_prompt_waiting() -> None:
+        if not bench.core.state.batch.catching_up and not len(bench.core.state.queue):
+            bench.submit(4096, max_tokens=1)
+
+    return measure(bench, num_steps, keep_one_prompt_waiting)
+
+
+def churn(num_seqs: int, num_steps: int) -> dict[str, float]:
+    """Lengths like the Azure conversation trace's (log-normal, means 1,155 and 211); one arrival an end."""
+    bench = Bench(num_seqs, max_num_queued_reqs=100_000)
+    draw = bench.random.lognormvariate
+
+    def arrive(share: float = 1.0) -> None:
+        prompt_len = min(max(int(draw(6.6, 0.95)), 16), 8000)
+        bench.submit(prompt_len, max_tokens=max(int(draw(5.1, 0.7) * share), 2))
+
+    for _ in range(num_seqs):
+        arrive(bench.random.random())
+    bench.run_until_all_decode()
+    ended = bench.num_ended
+
+    def one_arrival_an_end() -> None:
+        nonlocal ended
+        while ended < bench.num_ended:
+            ended += 1
+            arrive()
+
+    for _ in range(100):
+        one_arrival_an_end()
+        bench.step()
+    return measure(bench, num_steps, one_arrival_an_end)
+
+
+def submits(num_waiting: int = 10_000) -> dict[str, float]:
+    """A Submit with `num_waiting` waiting: without hashing, and what a waiting request weighs beyond its ids."""
+    prompt_len = 256
+    bench = Bench(64, max_num_queued_reqs=100_000, enable_prefix_caching=False)
+    for _ in range(64):
+        bench.submit(128, max_tokens=100_000)
+    bench.run_until_all_decode()
+    tracemalloc.start()
+    before, _ = tracemalloc.get_traced_memory()
+    for _ in range(num_waiting):
+        bench.submit(prompt_len, max_tokens=64)
+    after, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    times = sorted(bench.submit(prompt_len, max_tokens=64) / 1000 for _ in range(1000))
+    return {
+        "submit_us": round(statistics.median(times), 1),
+        "bytes_per_waiting": round((after - before) / num_waiting - 4 * prompt_len),
+    }
+
+
+def run(num_steps: int) -> dict[str, Any]:
+    """Everything, as the command prints it."""
+    result: dict[str, Any] = {
+        "steady": {str(n): steady(n, num_steps) for n in RUNNING},
+        "steady_aligned": {str(n): steady(n, num_steps, is_aligned=True) for n in RUNNING},
+        "waiting_10000": {str(n): steady(n, num_steps, num_waiting=10_000) for n in RUNNING},
+        "mixed_prefill": {str(n): mixed_prefill(n, num_steps) for n in RUNNING},
+        "churn": {str(n): churn(n, num_steps) for n in RUNNING},
+    }
+    result.update(submits())
+    return result
+
+
+def table(result: dict[str, Any]) -> str:
+    """The result for people."""
+    lines = [f"{'µs a step':<16}{'running':>8}{'median':>10}{'mean':>10}{'p99':>10}"]
+    for name, by_size in result.items():
+        if isinstance(by_size, dict):
+            for size, figures in by_size.items():
+                row = "".join(f"{figures[key]:>10.1f}" for key in ("median_us", "mean_us", "p99_us"))
+                lines.append(f"{name:<16}{size:>8}{row}")
+    lines.append(f"a Submit at 10,000 waiting, hashing aside: {result['submit_us']} µs")
+    lines.append(f"a waiting request, its token ids aside: {result['bytes_per_waiting']} bytes")
+    return "\n".join(lines)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="chairlift bench scheduler", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--steps", type=int, default=600, help="measured steps a figure (default 600)")
+    flags = parser.parse_args(arguments)
+    result = run(flags.steps)
+    print(json.dumps(result) if flags.json else table(result))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,20 @@
+"""The policies by the name that the settings give them."""
+
+from collections.abc import Callable
+
+from scheduler_svc.core.config import SchedulingConfig
+from scheduler_svc.core.policies.fair import Fair
+from scheduler_svc.core.policies.fcfs import Fcfs
+from scheduler_svc.core.policies.policy import Policy
+from scheduler_svc.core.policies.priority import Priority
+
+
+def make_policy(config: SchedulingConfig, last_step: Callable[[], int]) -> Policy:
+    """An empty queue in the configured order. `last_step` gives the last completed step."""
+    match config.policy:
+        case "fcfs":
+            return Fcfs()
+        case "priority":
+            return Priority(config.max_priority_wait_ns)
+        case "fair":
+            return Fair(config.fair_input_cost, config.fair_output_cost, last_step)
