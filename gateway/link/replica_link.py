@@ -131,7 +131,9 @@ class ReplicaLink:
         self._turn()
 
     def close(self) -> None:
-        """Says goodbye, so that requests are detached at once, and frees the socket."""
+        """Says goodbye, so that requests are detached at once, and frees the socket. A second time does nothing."""
+        if self.state is LinkState.CLOSED:
+            return
         if self.is_attached:
             self._send_now(front.GatewayBye(self._epoch))
         if self._timer is not None:

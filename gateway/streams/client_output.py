@@ -26,6 +26,7 @@ class ClientOutput:
         self._first: list[pb.GenerateResponse] = []
         """Accepted and the prompt's log-probabilities, which go before any output."""
         self._untold_ends: list[Choice] = []
+        self._is_open = False
         self._waiter: asyncio.Future[None] | None = None
         self._writer: asyncio.Task[object] | None = None
         self.was_interrupted = False
@@ -66,8 +67,10 @@ class ClientOutput:
         self.wake()
 
     def take(self, now: float, prompt_tokens: int, seed: int) -> list[bytes]:
-        """Encoded messages, in order; empty when there is nothing."""
+        """Encoded messages, in order; empty when there is nothing, and before the client is told that it is in."""
         self.taken_at = now
+        if not self._is_open:
+            return []
         responses, self._first = self._first, []
         for choice in self.choices:
             delta = choice.take_delta()
@@ -82,6 +85,7 @@ class ClientOutput:
 
     def tell_accepted(self, accepted: pb.Accepted, state: RequestState) -> None:
         """The first message, and what is known of the prompt from the start."""
+        self._is_open = True
         self._first.append(pb.GenerateResponse(event=pb.GenerationEvent(accepted=accepted)))
         if state.wants_prompt_logprobs:
             first = first_prompt_logprob(state.first_prompt_id, self._table)

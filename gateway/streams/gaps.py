@@ -13,7 +13,7 @@ class TokenGaps:
     def __init__(self) -> None:
         self.first_at: float | None = None
         """When the first token came."""
-        self._kept = array("f")
+        self._kept = array("d")
         self._last: float | None = None
         self._longest = 0.0
         self._stride = 1

@@ -165,6 +165,11 @@ class Generation:
             self._move(Phase.ENDED)
             self.output.wake()
 
+    def cut(self, error: ApiError) -> None:
+        """Ends the stream whatever it had come to: not all of it has reached the client."""
+        self.fail(error)
+        self.error = error
+
     def end_here(self, reason: FinishReason, error: ApiError, now: float) -> None:
         """Ends a request that no scheduler holds any more, as its scheduler would have: each choice gets its end."""
         if not self.is_accepted:

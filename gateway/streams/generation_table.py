@@ -23,7 +23,8 @@ from gateway.streams.submission import Submission
 from gateway.text.token_table import TokenTable
 
 _HARD_LIMIT = 4
-"""A client that has this many times its queue waiting is cut whatever the time."""
+_HARD_PAUSE_S = 1.0
+"""A client that has so many times its queue waiting is cut after this time already: memory is bounded."""
 _MAY_PASS = frozenset({Reason.NO_WORKER, Reason.DRAINING, Reason.NO_SCHEDULER})
 """Refusals of a request that was in before: another attempt may fare better."""
 
@@ -102,7 +103,7 @@ class GenerationTable:
             self._choices.pop(choice.handle, None)
         if not detach:
             self._attachments.pop(generation.handle, None)
-        generation.fail(error)
+        generation.cut(error)
         generation.output.interrupt()
 
     def cut_all(self, error: ApiError) -> None:
@@ -294,11 +295,11 @@ class GenerationTable:
         output = generation.output
         if not output.is_being_written:
             return False
-        waiting = output.num_waiting
-        if waiting > _HARD_LIMIT * self._limits.queue_tokens:
+        waiting, limits, stuck_s = output.num_waiting, self._limits, now - output.taken_at
+        if waiting > _HARD_LIMIT * limits.queue_tokens and stuck_s > _HARD_PAUSE_S:
             return True
-        is_behind = waiting > self._limits.queue_tokens or generation.phase is Phase.ENDED
-        return is_behind and now - output.taken_at > self._limits.slow_timeout_s
+        is_behind = waiting > limits.queue_tokens or generation.phase is Phase.ENDED
+        return is_behind and stuck_s > limits.slow_timeout_s
 
     def _cut_slow(self, generation: Generation) -> None:
         self.num_cut += 1

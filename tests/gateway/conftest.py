@@ -6,6 +6,7 @@ from typing import Any
 
 import gguf
 import pytest
+from tokenizers import pre_tokenizers
 
 from chairlift.runtime.model_source import BUILT_IN, ModelSource, SourceKind, resolve_model
 from gateway.text.model_text import ModelText, load_model_text
@@ -81,3 +82,27 @@ def spm(
     return load_model_text(
         write_gguf(path, model="llama", bos_token_id=1, eos_token_id=2, unknown_token_id=0, **spm_vocabulary)
     )
+
+
+CHAT_TEMPLATE = (
+    "{% for m in messages %}{{ '<|start|>' + m.role + '\n' + m.content + '<|end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|start|>assistant\n' }}{% endif %}"
+    "{% if messages[0].role == 'nobody' %}{{ raise_exception('nobody may not speak') }}{% endif %}"
+)
+
+
+@pytest.fixture(scope="session")
+def byte_model(tmp_path_factory: pytest.TempPathFactory, write_gguf: Callable[..., ModelSource]) -> ModelSource:
+    """A model whose tokens are the 256 bytes (id = place in the sorted byte alphabet), two special ones and "the"."""
+    tokens = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "the", "<|start|>", "<|end|>"]
+    kinds = [NORMAL] * 257 + [CONTROL] * 2
+    path = tmp_path_factory.mktemp("bytes") / "bytes.gguf"
+    values = {"model": "gpt2", "pre": "gpt-2", "tokens": tokens, "token_type": kinds, "merges": ["t h", "th e"]}
+    values["tokens"] = [*tokens, "th"]
+    values["token_type"] = [*kinds, NORMAL]
+    return write_gguf(path, eos_token_id=258, **values, **{"tokenizer.chat_template": CHAT_TEMPLATE})
+
+
+@pytest.fixture(scope="session")
+def byte_text(byte_model: ModelSource) -> ModelText:
+    return load_model_text(byte_model)
