@@ -19,7 +19,7 @@ from deploy.bench.output.table import format_table
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Exit code: failed where variants gave different tokens. Raises BenchError and what the launcher raises."""
+    """Exit code: failed where a server that promises the same tokens gave others. Raises as the launcher does."""
     if arguments.list:
         rows = [(name, load_experiment(name).question) for name in ready_made()]
         print("\n".join(f"{name}\n    {question}" for name, question in rows))
@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
     report = judge(conducted, is_simulated=arguments.simulate)
     _write_files(arguments, conducted, report)
     print(msgspec.json.encode(report).decode() if arguments.json else _format(report))
-    return ExitCode.OK if report.same_tokens else ExitCode.FAILED
+    return ExitCode.OK if report.same_tokens or not conducted.is_deterministic else ExitCode.FAILED
 
 
 def _read_experiment(arguments: argparse.Namespace) -> Experiment:

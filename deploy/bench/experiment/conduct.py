@@ -1,5 +1,7 @@
 """Carries an experiment out: order, repetitions, and what the runs must have in common. Judges nothing."""
 
+import re
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -8,6 +10,8 @@ from deploy.bench.experiment.definition import Experiment, Variant
 from deploy.bench.experiment.laboratory import Laboratory
 from deploy.bench.load.record import Outcome
 from deploy.bench.output.result import RunResult
+
+_FIGURES = re.compile(r"[0-9.]+")
 
 
 class VariantRuns(msgspec.Struct, frozen=True):
@@ -27,6 +31,11 @@ class Conducted(msgspec.Struct, frozen=True, kw_only=True):
     """Outputs whose tokens differ between variants: where there are any, the variants did not do the same work."""
     problems: list[str]
     """Why the comparison may not be fair; empty where it is."""
+
+    @property
+    def is_deterministic(self) -> bool:
+        """Whether every server promised that tokens do not depend on the batch: then other tokens are a fault."""
+        return all(run.conditions.model.is_deterministic for side in self.variants for run in side.runs)
 
 
 OnRun = Callable[[Variant, int, RunResult], None]
@@ -77,15 +86,16 @@ def find_problems(sides: Sequence[VariantRuns], num_compared: int, num_different
     if len(models) > 1:
         found.append("the runs were served by different models or precisions")
     if num_different:
-        found.append(f"{num_different} of {num_compared} outputs have other tokens than the first variant's")
+        promised = all(model.is_deterministic for model in models)
+        why = "although the server promises the same" if promised else "as the server is not deterministic"
+        found.append(f"{num_different} of {num_compared} outputs have other tokens than the first variant's, {why}")
     if not num_compared:
         found.append("no output could be compared token by token")
     for side in sides:
         wrong = sum(record.outcome is not Outcome.OK for run in side.runs for record in run.records)
         if wrong:
             found.append(f"{side.variant.name}: {wrong} requests did not come to their full end")
-    warnings = {warning for side in sides for run in side.runs for warning in run.warnings if "too few" not in warning}
-    return found + sorted(warnings)
+    return found + _gather_warnings([run for side in sides for run in side.runs])
 
 
 def _digests(run: RunResult) -> dict[tuple[int, int], str]:
@@ -94,3 +104,12 @@ def _digests(run: RunResult) -> dict[tuple[int, int], str]:
         for record in run.records
         if record.digest and record.outcome is Outcome.OK
     }
+
+
+def _gather_warnings(runs: Sequence[RunResult]) -> list[str]:
+    """Warnings of all runs; one that differs in its figures only is told once, with the number of runs."""
+    kinds: dict[str, list[str]] = defaultdict(list)
+    for run in runs:
+        for warning in run.warnings:
+            kinds[_FIGURES.sub("#", warning)].append(warning)
+    return [f"{told[-1]} (in {len(told)} of {len(runs)} runs)" for told in kinds.values()]

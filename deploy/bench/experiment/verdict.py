@@ -108,7 +108,8 @@ def _claim(primary: str, base: str, other: str, differences: list[Difference]) -
         change += f" ({found.relative:+.1%})"
     match found.verdict:
         case Verdict.BETTER | Verdict.WORSE:
-            return f"{other} is {found.verdict} than {base} in {primary}: {change}"
+            caution = "; one run each: from run to run it may be otherwise" if found.is_within_run else ""
+            return f"{other} is {found.verdict} than {base} in {primary}: {change}{caution}"
         case Verdict.NOISE:
             return f"{other} and {base} are not distinguishable in {primary}: {change}"
         case Verdict.UNKNOWN:
