@@ -96,4 +96,4 @@ def describe_result(item: BatchItem) -> dict[str, Any]:
 
 def _without_empty(fields: dict[str, Any]) -> dict[str, Any]:
     """What was not asked for, or did not happen, is left out."""
-    return {key: value for key, value in fields.items() if value is not None and value != []}
+    return {key: value for key, value in fields.items() if value is not None and value not in ((), [])}

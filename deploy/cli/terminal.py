@@ -19,6 +19,10 @@ class Style:
         """Stands out."""
         return self._mark("1", text)
 
+    def prompt(self, text: str) -> str:
+        """Stands out where a line is edited: readline is told which characters take no room."""
+        return f"\x01\x1b[1m\x02{text}\x01\x1b[0m\x02" if self._is_on else text
+
     def dim(self, text: str) -> str:
         """Stands back."""
         return self._mark("2", text)

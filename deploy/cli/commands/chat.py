@@ -116,7 +116,7 @@ class _TerminalView:
 
     def _ask(self) -> str | None:
         try:
-            return input(self._style.bold("you ▸ ") if self._is_interactive else "")
+            return input(self._style.prompt("you ▸ ") if self._is_interactive else "")
         except EOFError:
             if self._is_interactive:
                 print()

@@ -96,6 +96,7 @@ async def _many(arguments: argparse.Namespace) -> int:
         if arguments.output is not None:
             out = open(arguments.output, "w", encoding="utf-8")  # noqa: ASYNC230, PTH123, SIM115 - before any await
         async with _client(arguments, needs_own=True) as client:
+            await client.get_model(arguments.served_model or "")  # no server: one error, not one a prompt
             return await _run_batch(client, jobs, arguments.concurrency, out)
     except OSError as error:
         if isinstance(error, BrokenPipeError):

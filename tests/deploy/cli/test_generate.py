@@ -33,6 +33,7 @@ def test_json_holds_the_whole_completion(echo: Any, capsys: pytest.CaptureFixtur
     completion = json.loads(capsys.readouterr().out)
     assert completion["choices"][0]["text"] == "one "
     assert completion["choices"][0]["token_ids"] == [0]
+    assert "logprobs" not in completion["choices"][0], "what was not asked for is left out"
     assert completion["usage"] == {"prompt_tokens": 1, "cached_tokens": 0, "output_tokens": 1}
 
 
@@ -50,8 +51,12 @@ def test_a_refused_request_is_one_line_and_2(echo: Any, capsys: pytest.CaptureFi
     assert capsys.readouterr().err == "chairlift generate: CONTEXT_LENGTH_EXCEEDED: too long\n"
 
 
-def test_no_server_is_one_line_and_1(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["generate", "x", "--target", "127.0.0.1:1"]) == 1
+@pytest.mark.parametrize("what", [["x"], ["--file", "-"]])
+def test_no_server_is_one_line_and_1(
+    what: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO('"a"\n"b"\n'))
+    assert main(["generate", *what, "--target", "127.0.0.1:1"]) == 1
     assert capsys.readouterr().err == (
         "chairlift generate: no server answers at 127.0.0.1:1 (start one with: chairlift serve)\n"
     )
