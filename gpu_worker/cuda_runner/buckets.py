@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 
 def graph_buckets(max_num_seqs: int) -> tuple[int, ...]:
-    """Rising sizes up to `max_num_seqs`, itself included: at most a third of a step of more than 4 rows is padding."""
-    sizes = [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224]
+    """Rising sizes up to `max_num_seqs`, itself included: padding adds half of a step's rows at most (3 for few rows)."""
+    sizes = [1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224]
     sizes += range(256, max_num_seqs, 64)
     return (*(size for size in sizes if size < max_num_seqs), max_num_seqs)
 

@@ -88,21 +88,25 @@ class Downloader:
 
     def __init__(self, num_words: int, device: torch.device) -> None:
         self._device = device
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call] # torch has no types here
-        num_slots = IN_FLIGHT + 1
-        self._on_device = [torch.zeros(num_words, dtype=torch.int32, device=device) for _ in range(num_slots)]
-        self._on_host = [
-            torch.zeros(num_words, dtype=torch.int32, pin_memory=device.type == "cuda") for _ in range(num_slots)
-        ]
+        self._stream = (
+            torch.cuda.Stream(device)  # type: ignore[no-untyped-call] # torch has no types here
+            if device.type == "cuda"
+            else None
+        )
+        self._slots = [_Slot.make(num_words, device) for _ in range(IN_FLIGHT + 1)]
         self._next = 0
 
     def fetch(self, words: torch.Tensor) -> "Download":
-        """Enqueues the copy of `words` (int32). The result must be read before two more are fetched."""
-        slot, self._next = self._next, (self._next + 1) % len(self._on_host)
+        """Enqueues the copy of `words` (int32). The result must be read before `IN_FLIGHT` more are fetched."""
         flat = words.reshape(-1)
         count = flat.shape[0]
-        kept, host = self._on_device[slot][:count], self._on_host[slot][:count]
-        # The next step overwrites `words`: the copy is made of what this line keeps.
+        if count > len(self._slots[self._next].host):
+            # A row that asks for more alternatives than there is room for, which is rare.
+            self._slots[self._next] = _Slot.make(count, self._device)
+        slot = self._slots[self._next]
+        self._next = (self._next + 1) % len(self._slots)
+        kept, host = slot.device[:count], slot.host[:count]
+        # The next step overwrites `words`: the copy to the host is made of what this line keeps.
         kept.copy_(flat)
         if self._stream is None:
             host.copy_(kept)
@@ -111,6 +115,19 @@ class Downloader:
         with torch.cuda.stream(self._stream):
             host.copy_(kept, non_blocking=True)
             return Download(host, tuple(words.shape), mark(self._device))
+
+
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    """Room for one result on both sides."""
+
+    device: torch.Tensor
+    host: torch.Tensor
+
+    @classmethod
+    def make(cls, num_words: int, device: torch.device) -> "_Slot":
+        host = torch.zeros(num_words, dtype=torch.int32, pin_memory=device.type == "cuda")
+        return cls(torch.zeros(num_words, dtype=torch.int32, device=device), host)
 
 
 @dataclass(frozen=True, slots=True)

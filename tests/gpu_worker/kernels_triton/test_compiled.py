@@ -4,6 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
+pytestmark = pytest.mark.timeout(660)
+
 
 def test_every_kernel_compiles_without_spills(
     run_proof: Callable[..., str], capsys: pytest.CaptureFixture[str]
@@ -12,3 +14,9 @@ def test_every_kernel_compiles_without_spills(
     with capsys.disabled():
         print(f"\n{table}")
     assert "0 faults" in table
+
+
+def test_no_step_makes_the_host_wait(run_proof: Callable[..., str]) -> None:
+    report = run_proof("compiled.hidden_syncs", interpret=False)
+    print(report)
+    assert "MISSED" not in report

@@ -74,7 +74,8 @@ def attend_tile(
     ).to(q.dtype)
     score = tl.dot(q, k, out_dtype=tl.float32) * scale
     if MASKED:
-        is_seen = is_held[None, :] & (position[None, :] <= own)
+        # No query sees past its own position, which is below `end`.
+        is_seen = position[None, :] <= own
         if HAS_WINDOW:
             is_seen = is_seen & (position[None, :] > own - window)
         score = tl.where(is_seen, score, float("-inf"))

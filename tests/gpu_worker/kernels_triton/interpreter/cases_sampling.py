@@ -1,5 +1,6 @@
 """Noise, filters, penalties and tokens on the device against `gpu_worker.sampling`, which defines them."""
 
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -13,7 +14,7 @@ from chairlift.ipc.common import SamplingParams
 from gpu_worker.cuda_runner.packing import BoardingWords, Upload
 from gpu_worker.kernels.triton.device.noise import gumbel, row_keys
 from gpu_worker.kernels.triton.plan import apply_plan, apply_plan_reference, count_tokens, count_tokens_reference
-from gpu_worker.kernels.triton.row_state import NUM_KNOWN, RowState, RowStateShape
+from gpu_worker.kernels.triton.row_state import NUM_KNOWN, PROMPT_LEN, RowState, RowStateShape
 from gpu_worker.kernels.triton.sampling import SampledRows, sample
 from gpu_worker.sampling import noise
 from gpu_worker.sampling.penalties import PenaltyCounters
@@ -119,6 +120,24 @@ class Twin:
         count_tokens_reference(penalised, self.state)
         assert torch.equal(counted, self.state.counts), "tokens were counted wrongly"
 
+    def adjusted(self, logits: torch.Tensor) -> torch.Tensor:
+        """Logits after masks, bias and penalties, from the definitions and the device's ids."""
+        wanted = logits.double()
+        for place, row in enumerate(self.used.tolist()):
+            params = PARAMS[place]
+            known, prompt_len = int(self.state.integers[row, NUM_KNOWN]), int(self.state.integers[row, PROMPT_LEN])
+            ids = self.state.tokens[row, :known].long()
+            if known - prompt_len < params.min_tokens:
+                wanted[place, torch.tensor((*params.stop_token_ids, EOS))] = float("-inf")
+            for token, value in params.logit_bias:
+                wanted[place, token] += value
+            x, seen = wanted[place], ids.unique()
+            factor = torch.where(x[seen] > 0, 1 / params.repetition_penalty, params.repetition_penalty)
+            x[seen] = x[seen] * factor
+            counts = torch.bincount(ids[prompt_len:], minlength=VOCAB)
+            x -= params.frequency_penalty * counts + params.presence_penalty * (counts > 0)
+        return wanted
+
     def sample(self, logits: torch.Tensor) -> tuple[SampledRows, Sampled]:
         """One step of both, with a padding row between the others on the device."""
         found = SampledRows.make(len(self.used) + 1, VOCAB, 5, CPU)
@@ -143,7 +162,10 @@ def _check_tokens(seed: int) -> float:
     worst = 0.0
     for _ in range(2):
         logits = torch.randn(len(PARAMS), VOCAB, generator=generator) * 3
+        adjusted = twin.adjusted(logits)
         found, wanted = twin.sample(logits)
+        _check_adjusted(twin, found, adjusted)
+        _check_kept(found, adjusted)
         tokens = _without_padding(found.token_ids)
         assert tokens.tolist() == wanted.token_ids.tolist(), f"{tokens.tolist()} != {wanted.token_ids.tolist()}"
         assert int(found.token_ids[3]) == -2
@@ -152,6 +174,32 @@ def _check_tokens(seed: int) -> float:
             assert int(twin.state.tokens[row, known - 1]) == int(tokens[place])
         worst = max(worst, _logprob_error(found, wanted))
     return worst
+
+
+def _check_adjusted(twin: Twin, found: SampledRows, wanted: torch.Tensor) -> None:
+    adjusted = _without_padding(found.adjusted)
+    for place, row in enumerate(twin.used.tolist()):
+        if int(twin.rows.needs[row]) & int(Needs.PENALTIES | Needs.BIAS | Needs.MIN_TOKENS):
+            torch.testing.assert_close(adjusted[place].double(), wanted[place], rtol=1e-5, atol=1e-5)
+
+
+def _check_kept(found: SampledRows, adjusted: torch.Tensor) -> None:
+    """The tokens that top_k, top_p and min_p leave."""
+    threshold = _without_padding(found.threshold)
+    for place, params in enumerate(PARAMS):
+        if params.temperature == 0 or (params.top_k == 0 and params.top_p == 1 and params.min_p == 0):
+            continue
+        scaled = (adjusted[place] - adjusted[place].max()) / float(np.float32(params.temperature))
+        values = scaled.sort(descending=True).values.clone()
+        limit = params.top_k or VOCAB
+        mass = values.exp()[:limit].cumsum(0)
+        last = limit - 1
+        if params.top_p < 1:
+            last = int((mass < float(np.float32(params.top_p)) * mass[-1]).sum())
+        lowest = max(float(values[last]), math.log(params.min_p) if params.min_p else -math.inf)
+        wanted = int((scaled >= lowest - 1e-9).sum())
+        kept = int((scaled.float() >= threshold[place] - 1e-6).sum())
+        assert abs(kept - wanted) <= wanted // 1000, f"{kept} tokens kept, wanted {wanted}: {params}"
 
 
 def _logprob_error(found: SampledRows, wanted: Sampled) -> float:

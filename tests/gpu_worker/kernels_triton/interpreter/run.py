@@ -18,11 +18,12 @@ GROUPS = {
     "ops": ("cases_ops", "ops_cases"),
     "sampling": ("cases_sampling", "sampling_cases"),
     "plan": ("cases_plan", "plan_cases"),
+    "runner": ("cases_runner", "runner_cases"),
 }
 
 
-def failures_of(group: str) -> list[str]:
-    """Runs every case of a group, prints a line each, returns those that failed."""
+def failures_of(group: str, *, stop_at_first: bool = False) -> list[str]:
+    """Runs the cases of a group, prints a line each, returns those that failed."""
     module, function = GROUPS[group]
     cases: Cases = getattr(importlib.import_module(f"{_HOME}.{module}"), function)()
     torch.manual_seed(20)
@@ -35,6 +36,8 @@ def failures_of(group: str) -> list[str]:
         except Exception as error:  # noqa: BLE001
             outcome = "FAIL"
             failed.append(f"{name}: {type(error).__name__}: {str(error).strip()[-300:]}")
+            if stop_at_first:
+                break
         print(f"{outcome:14s} {time.perf_counter() - start:6.2f} s  {name}", flush=True)
     return failed
 
