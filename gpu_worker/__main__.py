@@ -32,12 +32,12 @@ def main(argv: Sequence[str]) -> int:
 def _run(settings: Settings, num_threads: int, stop: StopSignal) -> int:
     import torch
 
-    from gpu_worker.engine import UnusableSettingsError
     from gpu_worker.faults import FaultInjector
     from gpu_worker.kv_cache import KvCacheSizeError
     from gpu_worker.loading.errors import ModelLoadError
     from gpu_worker.loading.loader import open_model
     from gpu_worker.service import StopRequestedError, WorkerService
+    from gpu_worker.sizes import UnusableSettingsError
     from gpu_worker.warm_up import WarmUpError
 
     torch.set_num_threads(num_threads)
@@ -55,6 +55,8 @@ def _run(settings: Settings, num_threads: int, stop: StopSignal) -> int:
         return service.run(engine, stop)
     except StopRequestedError:
         return ExitCode.OK
+    except UnusableSettingsError as error:
+        return _give_up(ExitCode.USAGE, "worker_cannot_start", error)
     except (ModelLoadError, KvCacheSizeError, WarmUpError, torch.OutOfMemoryError) as error:
         return _give_up(ExitCode.MODEL, "model_cannot_be_served", error)
     finally:

@@ -12,6 +12,7 @@ import structlog
 import torch
 
 from chairlift.ipc.device import NeedSnapshot, Plan, PromptLogprobs, StepDone, StepFailed
+from gpu_worker.backends.backend import StepDecoder
 from gpu_worker.batch.columns import PlanColumns, unpack_plan
 from gpu_worker.batch.limits import BatchLimits, InvalidPlanError
 from gpu_worker.batch.state import BatchState
@@ -19,7 +20,6 @@ from gpu_worker.batch.step import StepSampling, build_input, step_sampling
 from gpu_worker.failures import NonFiniteLogitsError, failure_kind, failure_place
 from gpu_worker.faults import FaultInjector
 from gpu_worker.kv_cache import KvCache
-from gpu_worker.model.decoder import Decoder
 from gpu_worker.results import pack_ends, pack_ids, prompt_logprobs, prompt_span, row_logprobs
 from gpu_worker.sampling.logprobs import LogprobTask, TokenLogprobs
 from gpu_worker.sampling.penalties import PenaltyCounters
@@ -49,7 +49,7 @@ class Runner:
 
     def __init__(
         self,
-        decoder: Decoder,
+        decoder: StepDecoder,
         cache: KvCache,
         limits: BatchLimits,
         worker_epoch: int,
@@ -136,10 +136,10 @@ class Runner:
         hidden = self._decoder.forward(step, self._cache.pages)
         prompts = self._prompt_logprobs(columns, hidden)
         sampled = self._sample(sampling, hidden)
-        self._state.advance(columns, sampling.rows, sampled.token_ids)
         token_ids = sampled.token_ids.cpu().numpy()
         device_ns = time.perf_counter_ns() - on_device
         self._check_finite(sampling, token_ids)
+        self._state.advance(columns, sampling.rows, token_ids)
         return StepDone(
             self._epoch,
             plan.step,
@@ -159,7 +159,7 @@ class Runner:
             message, row = boarding.message, boarding.message.row
             self._rows.set(row, message.sampling, message.choice)
             if self._rows.needs[row] & Needs.PENALTIES:
-                tokens = self._state.tokens[row, : len(boarding.tokens)].long()
+                tokens = torch.from_numpy(boarding.tokens).to(self._device)
                 self._penalties.add(row, tokens[: message.prompt_len], tokens[message.prompt_len :])
             if self._faults.is_armed:
                 self._faults.boarded(row, boarding.tokens[: message.prompt_len])
@@ -172,8 +172,10 @@ class Runner:
     def _sample(self, sampling: StepSampling, hidden: torch.Tensor) -> Sampled:
         if not len(sampling.rows):
             return Sampled(torch.empty(0, dtype=torch.int64, device=self._device), [])
-        indices = torch.from_numpy(sampling.token_indices).to(self._device)
-        return self._sampler.sample(self._decoder.logits(hidden[indices]), sampling.rows, sampling.offsets)
+        # Every token of a step of decodes alone is sampled from.
+        if len(sampling.rows) < len(hidden):
+            hidden = hidden[torch.from_numpy(sampling.token_indices).to(self._device)]
+        return self._sampler.sample(self._decoder.logits(hidden), sampling.rows, sampling.offsets)
 
     @staticmethod
     def _check_finite(sampling: StepSampling, token_ids: "np.ndarray[tuple[int, ...], np.dtype[np.int64]]") -> None:
@@ -184,8 +186,10 @@ class Runner:
 
     def _prompt_logprobs(self, columns: PlanColumns, hidden: torch.Tensor) -> tuple[PromptLogprobs, ...]:
         """For each chunk whose row asks: the logits after token i describe token i + 1, where that is prompt still."""
-        found = []
         wanted = self._rows.num_prompt_logprobs[columns.chunk_rows]
+        if wanted.max(initial=-1) < 0:
+            return ()
+        found = []
         starts = len(columns.decode_rows) + np.cumsum(columns.chunk_tokens) - columns.chunk_tokens
         for index in np.flatnonzero(wanted >= 0).tolist():
             row = int(columns.chunk_rows[index])
@@ -200,7 +204,8 @@ class Runner:
     def _describe(
         self, row: int, span: "np.ndarray[tuple[int, ...], np.dtype[np.int64]]", hidden: torch.Tensor, count: int
     ) -> list[TokenLogprobs]:
-        token_ids = self._state.tokens[row, int(span[0]) : int(span[-1]) + 1].long()
+        known = self._state.tokens[row, int(span[0]) : int(span[-1]) + 1]
+        token_ids = torch.from_numpy(known.astype(np.int64)).to(self._device)
         parts = []
         for start in range(0, len(span), _PROMPT_LOGIT_ROWS):
             logits = self._decoder.logits(hidden[start : start + _PROMPT_LOGIT_ROWS])

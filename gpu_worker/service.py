@@ -15,12 +15,14 @@ from chairlift.runtime.probes import ProbeServer, ProcessState
 from chairlift.runtime.process import ExitCode, StopSignal, new_epoch
 from chairlift.runtime.settings import Settings
 from chairlift.runtime.sockets import connect_dealer, worker_endpoint
-from gpu_worker.engine import Engine, build_engine, choose_sizes
+from gpu_worker.backends.choose import choose_backend
+from gpu_worker.engine import Engine, build_engine
 from gpu_worker.faults import FaultInjector
 from gpu_worker.heartbeat import Heartbeat, Progress
 from gpu_worker.link import SchedulerLink, Standing
 from gpu_worker.loading.config import ModelConfig
 from gpu_worker.loading.loader import ModelFiles
+from gpu_worker.sizes import choose_sizes
 
 _STALE_AFTER_S = 120.0
 """A loop that has not turned for this long hangs: far above the largest step of a large model on a CPU."""
@@ -55,7 +57,8 @@ class WorkerService:
     def load(self, files: ModelFiles, stop: StopSignal) -> Engine:
         """Reads weights, sizes the cache, warms up.
 
-        Raises ModelLoadError, KvCacheSizeError, WarmUpError, or StopRequestedError at a signal between two tensors.
+        Raises UnusableSettingsError, ModelLoadError, KvCacheSizeError, WarmUpError, or StopRequestedError at a signal
+        between two tensors.
         """
 
         def progress(done: int, total: int) -> None:
@@ -64,17 +67,20 @@ class WorkerService:
             self.state.turned()
             self.state.set_ready(False, f"loading weights, {done * 100 // total} %")
 
+        self.state.set_ready(False, "preparing kernels")
+        backend = choose_backend(self._settings, files, self._sizes)
         started = time.monotonic()
-        model = files.load(self._sizes.dtype, self._sizes.device, progress)
+        model = backend.load(files, progress)
         self._log.info(
             "weights_loaded",
             parameters=model.num_parameters,
             mib=model.weight_bytes >> 20,
             dtype=str(self._sizes.dtype).removeprefix("torch."),
+            quantization=backend.quantization,
             seconds=round(time.monotonic() - started, 2),
         )
         self.state.set_ready(False, "warming up")
-        return build_engine(self._settings, files.source, model, self._sizes, self._epoch, self._faults)
+        return build_engine(self._settings, files.source, backend, model, self._sizes, self._epoch, self._faults)
 
     def run(self, engine: Engine, stop: StopSignal) -> int:
         """Serves plans until `stop` is requested or the scheduler refuses this worker. Returns the exit code."""

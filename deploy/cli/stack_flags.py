@@ -30,6 +30,8 @@ _MODEL_FLAGS = (
     _Flag("--model", "model.source", "MODEL", "smollm2-135m (built in), a folder, a GGUF file, or a hub id"),
     _Flag("--device", "worker.device", "DEVICE", "where the model runs", _literals(WorkerSettings, "device")),
     _Flag("--dtype", "model.dtype", "DTYPE", "of weights and KV cache", _literals(ModelSettings, "dtype")),
+    _Flag("--quantization", "model.quantization", "KIND", "of the weights", _literals(ModelSettings, "quantization")),
+    _Flag("--attention", "worker.attention", "KERNELS", "what runs the model", _literals(WorkerSettings, "attention")),
 )
 _SERVE_FLAGS = (
     _Flag("--listen", "gateway.listen", "HOST:PORT", "public address"),
@@ -40,7 +42,7 @@ _ALL_FLAGS = (*_MODEL_FLAGS, *_SERVE_FLAGS)
 
 
 def add_model_flags(parser: argparse.ArgumentParser) -> None:
-    """``--model``, ``--device``, ``--dtype``, ``--config``, ``--set``."""
+    """``--model``, ``--device``, ``--dtype``, ``--quantization``, ``--attention``, ``--config``, ``--set``."""
     _add(parser, _MODEL_FLAGS)
     add_settings_arguments(parser)
 

@@ -10,6 +10,10 @@ from gpu_worker.batch.limits import InvalidPlanError
 
 Column = npt.NDArray[np.int64]
 
+# Most columns of most plans are empty.
+_EMPTY: Column = np.empty(0, np.int64)
+_NO_PAIRS: Column = np.empty((0, 2), np.int64)
+
 
 @dataclass(frozen=True, slots=True)
 class PlanColumns:
@@ -51,12 +55,16 @@ def unpack_plan(plan: Plan) -> PlanColumns:
 
 def unpack_column(name: str, packed: bytes) -> Column:
     """u32 items as int64. Raises InvalidPlanError naming the column."""
+    if not packed:
+        return _EMPTY
     if len(packed) % 4:
         raise InvalidPlanError(f"{name}: {len(packed)} bytes are no column of u32")
     return np.frombuffer(packed, "<u4").astype(np.int64)
 
 
 def _pairs(name: str, packed: bytes) -> Column:
+    if not packed:
+        return _NO_PAIRS
     column = unpack_column(name, packed)
     if len(column) % 2:
         raise InvalidPlanError(f"{name}: {len(column)} items are no pairs")

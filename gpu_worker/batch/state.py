@@ -1,7 +1,6 @@
-"""Rows of the batch: what each holds on the device, and how a plan changes them.
+"""Rows of the batch: what each holds, and how a plan changes them.
 
-Lengths are known on the host, since every step's outcome in numbers is (a row that samples grows by one); token values
-and block tables live on the device, where sampled tokens appear without the host's help.
+All of it lies in host memory, as numpy arrays: a step's tensors are made from them and uploaded.
 """
 
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ class BatchState:
     """R rows. After an InvalidPlanError the state is undefined until `clear`."""
 
     def __init__(self, limits: BatchLimits, device: torch.device) -> None:
+        """`device`: where a step's tensors are wanted."""
         self.limits = limits
         self.device = device
         num_rows = limits.max_num_seqs
@@ -39,10 +39,12 @@ class BatchState:
         self.computed = np.zeros(num_rows, np.int64)
         """[R] leading tokens whose KV is in the cache."""
         self._num_blocks = np.zeros(num_rows, np.int64)
-        self.tokens = torch.empty((num_rows, limits.max_model_len + 1), dtype=torch.int32, device=device)
+        self.tokens = np.zeros((num_rows, limits.max_model_len + 1), np.int32)
         """[R, max_model_len + 1] the token pool; one more than a sequence may hold, for a row that is cut there."""
-        self.block_tables = torch.zeros((num_rows, limits.max_blocks_per_row), dtype=torch.int32, device=device)
-        """[R, max_blocks_per_row]."""
+        self.tables = np.zeros((num_rows, limits.max_blocks_per_row), np.int32)
+        """[R, max_blocks_per_row] block tables."""
+        self.block_tables = torch.from_numpy(self.tables)
+        """The same memory as a tensor."""
 
     def clear(self) -> None:
         """Forgets every row."""
@@ -65,16 +67,16 @@ class BatchState:
         )
         return reached
 
-    def advance(self, columns: PlanColumns, sampling_rows: Column, sampled: torch.Tensor) -> None:
-        """After the step: `sampled` ([n] int64 on the device) become the next known tokens of `sampling_rows`."""
+    def advance(self, columns: PlanColumns, sampling_rows: Column, sampled: Column) -> None:
+        """After the step: `sampled` ([n] ids) become the next known tokens of `sampling_rows`."""
         self.computed[columns.decode_rows] += 1
         self.computed[columns.chunk_rows] += columns.chunk_tokens
-        rows = torch.from_numpy(sampling_rows).to(self.device)
-        ends = torch.from_numpy(self.num_tokens[sampling_rows]).to(self.device)
-        self.tokens[rows, ends] = sampled.to(torch.int32)
+        self.tokens[sampling_rows, self.num_tokens[sampling_rows]] = sampled
         self.num_tokens[sampling_rows] += 1
 
     def _leave(self, rows: Column) -> None:
+        if not len(rows):
+            return
         self._check_rows("left", rows)
         self.is_taken[rows] = False
         self._num_blocks[rows] = 0
@@ -88,8 +90,8 @@ class BatchState:
         self.num_tokens[row], self.prompt_lens[row] = len(tokens), boarded.prompt_len
         self.computed[row] = boarded.computed
         self._num_blocks[row] = len(blocks)
-        self.tokens[row, : len(tokens)] = torch.from_numpy(tokens.astype(np.int32)).to(self.device)
-        self.block_tables[row, : len(blocks)] = torch.from_numpy(blocks.astype(np.int32)).to(self.device)
+        self.tokens[row, : len(tokens)] = tokens
+        self.tables[row, : len(blocks)] = blocks
         return Boarding(boarded, tokens)
 
     def _append(self, rows: Column, blocks: Column) -> None:
@@ -106,12 +108,13 @@ class BatchState:
         if places.max() >= self.limits.max_blocks_per_row:
             raise InvalidPlanError(f"a block table would pass {self.limits.max_blocks_per_row} blocks")
         np.add.at(self._num_blocks, rows, 1)
-        where = (torch.from_numpy(rows).to(self.device), torch.from_numpy(places).to(self.device))
-        self.block_tables[where] = torch.from_numpy(blocks.astype(np.int32)).to(self.device)
+        self.tables[rows, places] = blocks
 
     def _check_copies(self, columns: PlanColumns) -> None:
+        if not len(columns.copy_sources):
+            return
         for blocks in (columns.copy_sources, columns.copy_destinations):
-            if len(blocks) and blocks.max() >= self.limits.num_blocks:
+            if blocks.max() >= self.limits.num_blocks:
                 raise InvalidPlanError(f"a copied block is outside the cache of {self.limits.num_blocks}")
         if len(np.unique(columns.copy_destinations)) != len(columns.copy_destinations):
             raise InvalidPlanError("two copies go to one block")
@@ -140,7 +143,7 @@ class BatchState:
             raise InvalidPlanError(f"{what}: a row is outside the batch of {self.limits.max_num_seqs}")
         if not self.is_taken[rows].all():
             raise InvalidPlanError(f"{what}: a row is empty")
-        if distinct and len(np.unique(rows)) != len(rows):
+        if distinct and np.bincount(rows).max() > 1:
             raise InvalidPlanError(f"{what}: a row comes twice")
 
     @staticmethod

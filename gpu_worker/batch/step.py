@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from gpu_worker.batch.columns import Column, PlanColumns
@@ -27,20 +28,25 @@ class StepSampling:
 def build_input(state: BatchState, columns: PlanColumns) -> StepInput:
     """Tensors of a step that has been checked. Decode tokens come first, then each chunk's."""
     rows, positions = _flatten(state, columns)
-    rows_there = torch.from_numpy(rows).to(state.device)
-    positions_there = torch.from_numpy(positions).to(state.device)
-    block_size = state.limits.block_size
+    places, offsets = np.divmod(positions, state.limits.block_size)
+
+    def upload(values: npt.NDArray[np.integer]) -> torch.Tensor:
+        return torch.from_numpy(values).to(state.device)
+
     return StepInput(
-        token_ids=state.tokens[rows_there, positions_there],
-        positions=positions_there,
-        blocks=state.block_tables[rows_there, positions_there // block_size].long(),
-        offsets=positions_there % block_size,
+        token_ids=upload(state.tokens[rows, positions].astype(np.int64)),
+        positions=upload(positions),
+        blocks=upload(state.tables[rows, places].astype(np.int64)),
+        offsets=upload(offsets),
         attention=_layout(state, columns),
     )
 
 
 def step_sampling(state: BatchState, columns: PlanColumns) -> StepSampling:
     """Who samples. Call before the step advances the rows."""
+    if not len(columns.chunk_rows):
+        rows = columns.decode_rows
+        return StepSampling(rows, np.arange(len(rows)), state.num_tokens[rows] - state.prompt_lens[rows])
     reached = state.samples(columns)
     rows = np.concatenate((columns.decode_rows, columns.chunk_rows[reached]))
     num_decodes = len(columns.decode_rows)
@@ -51,6 +57,8 @@ def step_sampling(state: BatchState, columns: PlanColumns) -> StepSampling:
 
 def _flatten(state: BatchState, columns: PlanColumns) -> tuple[Column, Column]:
     """Row and position of each token of the step."""
+    if not len(columns.chunk_rows):
+        return columns.decode_rows, state.computed[columns.decode_rows]
     counts = columns.chunk_tokens
     chunk_rows = np.repeat(columns.chunk_rows, counts)
     starts = np.cumsum(counts) - counts
@@ -68,7 +76,7 @@ def _layout(state: BatchState, columns: PlanColumns) -> AttentionLayout:
     num_pages = -(-int(longest) // state.limits.block_size)
     # Room for the padding to a power of two that kernels group rows by.
     width = max(_SMALLEST_TABLE_WIDTH, 1 << (num_pages - 1).bit_length())
-    tables = state.block_tables[torch.from_numpy(rows).to(state.device), :width]
+    tables = torch.from_numpy(state.tables[rows, :width]).to(state.device)
     starts = len(columns.decode_rows) + np.cumsum(columns.chunk_tokens) - columns.chunk_tokens
     chunks = zip(starts.tolist(), columns.chunk_tokens.tolist(), chunk_lens.tolist(), strict=True)
     return AttentionLayout(tables, decode_lens, tuple(Chunk(*chunk) for chunk in chunks))

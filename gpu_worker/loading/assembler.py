@@ -1,20 +1,13 @@
 """Builds `DecoderWeights` from a source: each tensor goes straight to its place in its final dtype and device."""
 
-from collections.abc import Callable
-
 import torch
 
 from gpu_worker.loading.config import ModelConfig
-from gpu_worker.loading.tensor_names import EMBEDDING, FINAL_NORM, LM_HEAD, expected_tensors, layer_tensor
+from gpu_worker.loading.reader import ParameterReader, Progress
+from gpu_worker.loading.tensor_names import EMBEDDING, FINAL_NORM, GATE_UP, LM_HEAD, QKV, layer_tensor
 from gpu_worker.loading.tensor_source import TensorSource
 from gpu_worker.model.linear import DenseLinear
 from gpu_worker.model.weights import DecoderWeights, LayerWeights
-
-Progress = Callable[[int, int], None]
-"""Called with (tensors read, tensors in all)."""
-
-_QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-_GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
 
 
 class Assembler:
@@ -24,12 +17,8 @@ class Assembler:
         self, config: ModelConfig, source: TensorSource, dtype: torch.dtype, device: torch.device, progress: Progress
     ) -> None:
         self._config = config
-        self._source = source
         self._dtype = dtype
-        self._device = device
-        self._progress = progress
-        self._shapes = expected_tensors(config)
-        self._num_read = 0
+        self._reader = ParameterReader(config, source, device, progress)
 
     def build(self) -> DecoderWeights:
         """All weights. Raises ModelLoadError."""
@@ -46,12 +35,12 @@ class Assembler:
         has_norm = self._config.qk_norm
         return LayerWeights(
             input_norm=parameter("input_layernorm.weight"),
-            qkv=self._linear(layer, _QKV, self._config.qkv_bias),
+            qkv=self._linear(layer, QKV, self._config.qkv_bias),
             q_norm=parameter("self_attn.q_norm.weight") if has_norm else None,
             k_norm=parameter("self_attn.k_norm.weight") if has_norm else None,
             output=self._linear(layer, ("self_attn.o_proj",), self._config.output_bias),
             post_attention_norm=parameter("post_attention_layernorm.weight"),
-            gate_up=self._linear(layer, _GATE_UP, self._config.mlp_bias),
+            gate_up=self._linear(layer, GATE_UP, self._config.mlp_bias),
             down=self._linear(layer, ("mlp.down_proj",), self._config.mlp_bias),
         )
 
@@ -61,12 +50,4 @@ class Assembler:
         return DenseLinear(weight, bias)
 
     def _parameter(self, *names: str) -> torch.Tensor:
-        """One tensor, or several stacked along their rows."""
-        shapes = [self._shapes[name] for name in names]
-        num_rows = [shape[0] for shape in shapes]
-        packed = torch.empty((sum(num_rows), *shapes[0][1:]), dtype=self._dtype, device=self._device)
-        for name, part in zip(names, torch.split(packed, num_rows), strict=True):
-            self._source.copy_into(name, part)
-            self._num_read += 1
-            self._progress(self._num_read, len(self._shapes))
-        return packed
+        return self._reader.read(names, self._dtype)

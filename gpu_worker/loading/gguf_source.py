@@ -8,22 +8,18 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from gguf import GGMLQuantizationType
-from gguf.quants import dequantize
 
 from gpu_worker.loading.config import Architecture, ModelConfig
 from gpu_worker.loading.errors import ModelLoadError
 from gpu_worker.loading.gguf_file import GgufFile, GgufTensor
+from gpu_worker.loading.gguf_numbers import READABLE, copy_numbers
+from gpu_worker.loading.tensor_source import BlockKind
 
-_SUPPORTED = frozenset(
-    {
-        GGMLQuantizationType.Q4_0,
-        GGMLQuantizationType.Q4_1,
-        GGMLQuantizationType.Q8_0,
-        GGMLQuantizationType.F16,
-        GGMLQuantizationType.BF16,
-        GGMLQuantizationType.F32,
-    }
-)
+_BLOCK_KINDS = {
+    GGMLQuantizationType.Q8_0: BlockKind.Q8_0,
+    GGMLQuantizationType.Q4_0: BlockKind.Q4_0,
+    GGMLQuantizationType.Q4_1: BlockKind.Q4_1,
+}
 _GLOBAL_NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
@@ -46,7 +42,8 @@ _LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 _ROTARY_TENSOR = re.compile(r"blk\.\d+\.attn_[qk]\.(weight|bias)")
 # Carried by the configuration already.
 _NOT_WEIGHTS = frozenset({"rope_freqs.weight"})
-_SLICE_BYTES = 32 << 20
+# What a core's cache holds: the steps between bytes and numbers go over it several times.
+_SLICE_ELEMENTS = 1 << 17
 
 
 class GgufSource:
@@ -69,27 +66,38 @@ class GgufSource:
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape in elements, output features first. Raises ModelLoadError for a type that cannot be read."""
         tensor = self._tensors[name]
-        if tensor.kind not in _SUPPORTED:
-            known = ", ".join(sorted(kind.name for kind in _SUPPORTED))
+        if tensor.kind not in READABLE:
+            known = ", ".join(sorted(kind.name for kind in READABLE))
             raise ModelLoadError(
                 self.path, f"unsupported quantisation {tensor.kind.name}; supported: {known}", tensor.name
             )
         return tensor.shape
 
     def copy_into(self, name: str, target: torch.Tensor) -> None:
-        """Dequantises slices of at most 32 MiB of float32 and copies each."""
+        """Turns slices of rows into numbers and copies each."""
         tensor = self._tensors[name]
-        data = tensor.data
-        num_rows = len(data)
-        rows = target.view(num_rows, -1)
         order = self._row_order(tensor, target.shape[0])
+        num_rows = len(tensor.data)
         if target.dim() == 1 and order is not None:
-            rows.copy_(_to_torch(dequantize(data, tensor.kind)[:, order]))
+            whole = torch.empty((1, len(target)))
+            copy_numbers(_to_torch(tensor.data), tensor.kind, whole)
+            target.copy_(whole[0, torch.from_numpy(order)])
             return
-        step = max(1, _SLICE_BYTES // (4 * rows.shape[1]))
+        rows = target.view(num_rows, -1)
+        step = max(1, _SLICE_ELEMENTS // rows.shape[1])
         for start in range(0, num_rows, step):
             wanted = slice(start, start + step) if order is None else order[start : start + step]
-            rows[start : start + step].copy_(_to_torch(dequantize(data[wanted], tensor.kind)))
+            copy_numbers(_to_torch(tensor.data[wanted]), tensor.kind, rows[start : start + step])
+
+    def block_kind(self, name: str) -> BlockKind | None:
+        """The tensor's format, where it is one of blocks."""
+        return _BLOCK_KINDS.get(self._tensors[name].kind)
+
+    def blocks(self, name: str) -> torch.Tensor:
+        """As `TensorSource.blocks`."""
+        tensor = self._tensors[name]
+        order = self._row_order(tensor, tensor.shape[0])
+        return _to_torch(tensor.data if order is None else tensor.data[order])
 
     def _row_order(self, tensor: GgufTensor, num_rows: int) -> npt.NDArray[np.int64] | None:
         """For each row wanted the row stored; None where they are the same.
@@ -108,6 +116,6 @@ def _canonical(name: str) -> str:
     return _GLOBAL_NAMES.get(name, name)
 
 
-def _to_torch(values: npt.NDArray[np.float32]) -> torch.Tensor:
-    # A float32 tensor of the file is a read-only mapping, which torch warns about even where it is only read.
-    return torch.from_numpy(values if values.flags.writeable else values.copy())
+def _to_torch(rows: npt.NDArray[np.uint8]) -> torch.Tensor:
+    # The file's mapping is read-only, which torch warns about even where it is only read.
+    return torch.from_numpy(rows if rows.flags.writeable else rows.copy())

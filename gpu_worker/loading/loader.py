@@ -6,12 +6,13 @@ from dataclasses import dataclass
 import torch
 
 from chairlift.runtime.model_source import ModelSource, SourceKind
-from gpu_worker.loading.assembler import Assembler, Progress
+from gpu_worker.loading.assembler import Assembler
 from gpu_worker.loading.config import ModelConfig
 from gpu_worker.loading.gguf_config import read_gguf_config
 from gpu_worker.loading.gguf_file import GgufFile
 from gpu_worker.loading.gguf_source import GgufSource
 from gpu_worker.loading.hf_config import read_hf_config
+from gpu_worker.loading.reader import Progress, no_progress
 from gpu_worker.loading.safetensors_source import SafetensorsSource
 from gpu_worker.loading.tensor_names import check_tensors, expected_tensors
 from gpu_worker.loading.tensor_source import TensorSource
@@ -35,15 +36,22 @@ class ModelFiles:
 
     source: ModelSource
     config: ModelConfig
-    _tensors: TensorSource
+    tensors: TensorSource
 
-    def load(
-        self, dtype: torch.dtype, device: torch.device, progress: Progress = lambda done, total: None
-    ) -> LoadedModel:
+    @property
+    def num_parameters(self) -> int:
+        """Elements of all tensors; tied embeddings count once."""
+        return sum(math.prod(shape) for shape in expected_tensors(self.config).values())
+
+    @property
+    def has_blocks(self) -> bool:
+        """Whether any weight is stored quantised."""
+        return any(self.tensors.block_kind(name) is not None for name in expected_tensors(self.config))
+
+    def load(self, dtype: torch.dtype, device: torch.device, progress: Progress = no_progress) -> LoadedModel:
         """Reads the weights, in float32 or bfloat16. Raises ModelLoadError for damage inside one tensor's data."""
-        weights = Assembler(self.config, self._tensors, dtype, device, progress).build()
-        num_parameters = sum(math.prod(shape) for shape in expected_tensors(self.config).values())
-        return LoadedModel(self.config, weights, num_parameters, num_parameters * dtype.itemsize)
+        weights = Assembler(self.config, self.tensors, dtype, device, progress).build()
+        return LoadedModel(self.config, weights, self.num_parameters, self.num_parameters * dtype.itemsize)
 
 
 def open_model(source: ModelSource) -> ModelFiles:
@@ -54,7 +62,7 @@ def open_model(source: ModelSource) -> ModelFiles:
 
 
 def load_model(
-    source: ModelSource, dtype: torch.dtype, device: torch.device, progress: Progress = lambda done, total: None
+    source: ModelSource, dtype: torch.dtype, device: torch.device, progress: Progress = no_progress
 ) -> LoadedModel:
     """Opens and loads. Raises ModelLoadError."""
     return open_model(source).load(dtype, device, progress)

@@ -9,6 +9,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from gpu_worker.loading.errors import ModelLoadError
+from gpu_worker.loading.tensor_source import BlockKind
 
 _INDEX = "model.safetensors.index.json"
 _FLOAT_DTYPES = frozenset({"F64", "F32", "F16", "BF16"})
@@ -76,6 +77,14 @@ class SafetensorsSource:
     def copy_into(self, name: str, target: torch.Tensor) -> None:
         """Copies from the mapped file: beside `target` only the page cache holds the tensor."""
         target.copy_(self._holder[name].tensor(name))
+
+    def block_kind(self, name: str) -> BlockKind | None:
+        """None: these files hold plain numbers."""
+        return None
+
+    def blocks(self, name: str) -> torch.Tensor:
+        """Raises ModelLoadError."""
+        raise ModelLoadError(self.file_of(name), "is not stored in quantised blocks", name)
 
 
 def _weight_map(folder: Path) -> dict[str, str]:

@@ -8,6 +8,10 @@ EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
 LM_HEAD = "lm_head.weight"
 
+# Linear layers that a decoder computes as one.
+QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
+
 # Derived values that older files carry along.
 _IGNORED_SUFFIXES = (".rotary_emb.inv_freq", ".masked_bias")
 

@@ -3,6 +3,7 @@
 A row whose logits hold NaN has no token: it gets `NO_TOKEN`, and its neighbours theirs.
 """
 
+import numpy as np
 import torch
 
 from gpu_worker.sampling.filters import SortedLogits, thresholds
@@ -19,7 +20,12 @@ _SLICE_ELEMENTS = 1 << 17
 
 def greedy_rows(logits: torch.Tensor) -> torch.Tensor:
     """The largest logit's id in each row of [rows, V], the lowest id among equals: [rows] int64."""
-    # NaN counts as the largest of all.
+    # NaN counts as the largest of all, in numpy, whose loop is several times faster on a CPU, and in torch.
+    if logits.device.type == "cpu":
+        values = logits.numpy()
+        found = values.argmax(axis=1)
+        found[np.isnan(values[np.arange(len(found)), found])] = NO_TOKEN
+        return torch.from_numpy(found)
     token_ids = logits.argmax(dim=1)
     return token_ids.masked_fill_(logits.gather(1, token_ids[:, None]).squeeze(1).isnan(), NO_TOKEN)
 

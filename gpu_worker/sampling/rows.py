@@ -107,8 +107,11 @@ class SamplingRows:
     def end_kinds(self, rows: npt.NDArray[np.int64], token_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
         """The `EndKind` of each row's token ([n] each), 0 where the token does not end its row."""
         is_end = (self.end_ids[rows] == token_ids[:, None]).any(axis=1)
-        is_eos = np.isin(token_ids, self._eos_token_ids) & self._ends_at_eos[rows]
-        return np.where(is_end, np.where(is_eos, EndKind.EOS, EndKind.STOP_TOKEN), 0).astype(np.uint32)
+        kinds = np.zeros(len(rows), np.uint32)
+        if is_end.any():
+            is_eos = np.isin(token_ids, self._eos_token_ids) & self._ends_at_eos[rows]
+            kinds[is_end] = np.where(is_eos, EndKind.EOS, EndKind.STOP_TOKEN)[is_end]
+        return kinds
 
     def _set_bias(self, row: int, bias: tuple[tuple[int, float], ...]) -> None:
         self.bias_ids = _widened(self.bias_ids, len(bias), 0)

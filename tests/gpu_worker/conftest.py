@@ -12,12 +12,13 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
 
 from chairlift.runtime.model_source import ModelSource, SourceKind
+from gpu_worker.backends.backend import Model
+from gpu_worker.backends.reference import ReferenceModel
+from gpu_worker.batch.limits import BatchLimits
 from gpu_worker.kv_cache import KvCache, KvGeometry
 from gpu_worker.loading.loader import LoadedModel, load_model
 from gpu_worker.model.attention import AttentionLayout, Chunk
-from gpu_worker.model.decoder import Decoder, StepInput
-from gpu_worker.model.ops import TorchOps
-from gpu_worker.model.torch_attention import TorchAttention
+from gpu_worker.model.decoder import StepInput
 
 CPU = torch.device("cpu")
 VOCAB = 199
@@ -85,8 +86,16 @@ class Twins:
     """One model on disk, as we load it and as transformers does."""
 
     folder: Path
-    ours: LoadedModel
+    loaded: LoadedModel
     reference: Any
+
+    @property
+    def ours(self) -> ReferenceModel:
+        return ReferenceModel(self.loaded)
+
+    @property
+    def source(self) -> ModelSource:
+        return ModelSource(self.folder.name, SourceKind.HUGGINGFACE, self.folder)
 
     def reference_logits(self, tokens: list[int]) -> torch.Tensor:
         logits: torch.Tensor = self.reference(torch.tensor([tokens])).logits[0]
@@ -126,11 +135,12 @@ def twins(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Twins]:
 class PagedDriver:
     """Runs a decoder step by step over a small cache whose free pages are NaN and whose block tables are shuffled."""
 
-    model: LoadedModel
+    model: Model
     num_blocks: int = 64
     block_size: int = 16
     seed: int = 0
     dtype: torch.dtype = torch.float32
+    max_num_batched_tokens: int = 512
     tables: dict[int, list[int]] = field(default_factory=dict)
     lens: dict[int, int] = field(default_factory=dict)
 
@@ -140,8 +150,10 @@ class PagedDriver:
         self.cache.poison(torch.arange(self.num_blocks))
         self.free = list(range(self.num_blocks))
         random.Random(self.seed).shuffle(self.free)
-        attention = TorchAttention(self.model.config.num_kv_heads, self.block_size, self.num_blocks + 1)
-        self.decoder = Decoder(self.model.config, self.model.weights, TorchOps(), attention, max_model_len=512)
+        limits = BatchLimits(
+            16, self.max_num_batched_tokens, 512, self.model.config.vocab_size, self.num_blocks, self.block_size
+        )
+        self.decoder = self.model.new_decoder(limits)
 
     def step(self, rows: dict[int, list[int]]) -> dict[int, torch.Tensor]:
         """Computes each row's next tokens; rows of one token go as decodes. Returns each row's logits."""

@@ -16,6 +16,7 @@ Seconds = Annotated[float, Meta(gt=0, le=1e7)]
 SecondsOrZero = Annotated[float, Meta(ge=0, le=1e7)]
 Seats = Annotated[int, Meta(ge=1, le=65_536)]
 StepTokens = Annotated[int, Meta(ge=1, le=1 << 20)]
+Threads = Annotated[int, Meta(ge=1, le=256)]
 Share = Annotated[float, Meta(gt=0, le=1)]
 _TENANT_VALUE = "(weight|max_num_seqs|max_num_queued_reqs|token_rate)=[1-9][0-9]{0,11}"
 TenantRule = Annotated[str, Meta(pattern=f"^[^:]+: *{_TENANT_VALUE}( *, *{_TENANT_VALUE})*$")]
@@ -36,6 +37,13 @@ class ModelSettings(_Section, frozen=True):
     served_name: Annotated[str | None, Meta(description="Name that clients use; default: from the source.")] = None
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16"], Meta(description="Of weights and KV cache; auto: bfloat16.")
+    ] = "auto"
+    quantization: Annotated[
+        Literal["auto", "none", "int8", "gguf"],
+        Meta(
+            description="How weights are held. none: in dtype; int8: in 8 bits, with a scale for each output; gguf: "
+            "in the 4 or 8 bits of a GGUF file, without loss; auto: none. int8 and gguf need native kernels."
+        ),
     ] = "auto"
     max_model_len: Annotated[
         Count | None, Meta(description="Tokens of prompt and output together; default: the model's own.")
@@ -199,8 +207,20 @@ class WorkerSettings(_Section, frozen=True):
     metrics_listen: Annotated[str, Meta(description="HTTP /livez, /readyz, /metrics; port + rank; empty: none.")] = (
         "127.0.0.1:9480"
     )
-    attention: Annotated[Literal["auto", "reference"], Meta(description="Attention kernels.")] = "auto"
-    num_threads: Annotated[Count | None, Meta(description="CPU threads of the model; default: by the machine.")] = None
+    attention: Annotated[
+        Literal["auto", "reference", "native"],
+        Meta(
+            description="Kernels that run the model. native: compiled ones for x86-64 CPUs; reference: torch; auto: "
+            "native on a CPU that has them, else reference with a notice."
+        ),
+    ] = "auto"
+    num_threads: Annotated[Threads | None, Meta(description="CPU threads of the model; default: by the machine.")] = (
+        None
+    )
+    thread_spin_us: Annotated[
+        float,
+        Meta(ge=0, le=1e6, description="How long a waiting thread of the native kernels spins before it sleeps."),
+    ] = 50.0
     kv_cache_bytes: Annotated[Bytes | None, Meta(description="Size of the KV cache; default: by memory found.")] = None
     kv_cache_memory_share: Annotated[
         Share, Meta(description="CPU: share of the memory available at start that the KV cache may take.")

@@ -57,7 +57,7 @@ def test_a_large_tensor_is_read_in_slices(write_gguf: Any, llama_tensors: Any, m
     tensors = llama_tensors(tied=False)
     path = write_gguf(tensors, GGMLQuantizationType.Q8_0)
     whole = load(path).weights
-    monkeypatch.setattr("gpu_worker.loading.gguf_source._SLICE_BYTES", 4 * 64 * 7)
+    monkeypatch.setattr("gpu_worker.loading.gguf_source._SLICE_ELEMENTS", 64 * 7)
     sliced = load(path).weights
     assert torch.equal(weight(whole.lm_head), weight(sliced.lm_head))
     assert not torch.equal(weight(whole.lm_head), whole.embedding)

@@ -57,8 +57,8 @@ def test_shards_give_the_same_weights(twins: Any, tmp_path: Path) -> None:
     model.reference.save_pretrained(tmp_path, max_shard_size="100KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 3
     sharded = load(tmp_path).weights
-    assert torch.equal(sharded.embedding, model.ours.weights.embedding)
-    for one, other in zip(sharded.layers, model.ours.weights.layers, strict=True):
+    assert torch.equal(sharded.embedding, model.loaded.weights.embedding)
+    for one, other in zip(sharded.layers, model.loaded.weights.layers, strict=True):
         assert torch.equal(one.qkv.weight, other.qkv.weight)  # type: ignore[attr-defined]
         assert torch.equal(one.down.bias, other.down.bias)  # type: ignore[attr-defined]
 

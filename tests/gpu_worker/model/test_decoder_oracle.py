@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from chairlift.runtime.model_source import ModelSource, SourceKind
+from gpu_worker.backends.reference import ReferenceModel
 from gpu_worker.loading.loader import load_model
 
 TOLERANCE = 1e-4
@@ -59,8 +59,8 @@ def test_decode_rows_of_very_different_lengths(
 
 def test_bfloat16_stays_near_float32(twins: Any, paged_driver: Any, tokens_of: Callable[..., list[int]]) -> None:
     model = twins("qwen3")
-    source = ModelSource("qwen3", SourceKind.HUGGINGFACE, model.folder)
-    driver = paged_driver(load_model(source, torch.bfloat16, torch.device("cpu")), dtype=torch.bfloat16)
+    loaded = load_model(model.source, torch.bfloat16, torch.device("cpu"))
+    driver = paged_driver(ReferenceModel(loaded), dtype=torch.bfloat16)
     tokens = tokens_of(60, 3)
     found = torch.cat([driver.step({0: tokens[:41]})[0], *(driver.step({0: [token]})[0] for token in tokens[41:])])
     wanted = model.reference_logits(tokens)

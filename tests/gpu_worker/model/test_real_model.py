@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from chairlift.runtime.model_source import resolve_model
+from gpu_worker.backends.reference import ReferenceModel
 from gpu_worker.loading.loader import load_model
 
 NUM_TOKENS = 12
@@ -27,7 +28,7 @@ def real_models() -> tuple[Any, Any]:
         reference = AutoModelForCausalLM.from_pretrained(
             source.path.parent, gguf_file=source.path.name, dtype=torch.float32, attn_implementation="sdpa"
         )
-    return load_model(source, torch.float32, torch.device("cpu")), reference.eval()
+    return ReferenceModel(load_model(source, torch.float32, torch.device("cpu"))), reference.eval()
 
 
 def real_tokens(count: int, seed: int) -> list[int]:
@@ -62,7 +63,8 @@ def test_greedy_ids_equal_transformers(real_models: tuple[Any, Any], paged_drive
 def test_rotary_rows_are_in_order(real_models: tuple[Any, Any]) -> None:
     """The weights themselves equal those that transformers takes from the same file."""
     ours, reference = real_models
-    layer, theirs = ours.weights.layers[7], reference.model.layers[7]
+    weights = ours.loaded.weights
+    layer, theirs = weights.layers[7], reference.model.layers[7]
     packed = torch.cat([getattr(theirs.self_attn, f"{name}_proj").weight for name in "qkv"])
     assert torch.equal(layer.qkv.weight, packed)
-    assert torch.equal(ours.weights.embedding, reference.lm_head.weight)
+    assert torch.equal(weights.embedding, reference.lm_head.weight)

@@ -15,9 +15,6 @@ from chairlift.ipc.tokens import pack_u32, unpack_u32
 from gpu_worker.batch.limits import BatchLimits
 from gpu_worker.faults import FaultInjector
 from gpu_worker.kv_cache import KvCache, KvGeometry
-from gpu_worker.model.decoder import Decoder
-from gpu_worker.model.ops import TorchOps
-from gpu_worker.model.torch_attention import TorchAttention
 from gpu_worker.runner import Runner
 
 EPOCH = 77
@@ -166,9 +163,7 @@ def new_planner(twins: Any) -> Callable[..., Planner]:
         geometry = KvGeometry.of(model.config, BLOCK_SIZE, torch.float32)
         cache = KvCache(geometry, num_blocks, torch.device("cpu"))
         cache.poison(torch.arange(num_blocks))
-        attention = TorchAttention(model.config.num_kv_heads, BLOCK_SIZE, num_blocks + 1)
-        decoder = Decoder(model.config, model.weights, TorchOps(), attention, limits.max_model_len)
-        return Planner(Runner(decoder, cache, limits, EPOCH, faults), num_blocks)
+        return Planner(Runner(model.new_decoder(limits), cache, limits, EPOCH, faults), num_blocks)
 
     return make
 

@@ -22,7 +22,7 @@ from gpu_worker.loading.loader import open_model
 from gpu_worker.service import WorkerService
 
 MessageT = TypeVar("MessageT")
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 def wait_until(condition: Callable[[], Any], what: str) -> Any:

@@ -1,0 +1,58 @@
+"""Picks the backend: what settings ask for, or the best that this machine has for this model."""
+
+import structlog
+import torch
+
+from chairlift.runtime.settings import Settings
+from gpu_worker.backends.backend import Backend
+from gpu_worker.backends.native import NativeBackend, find_obstacle
+from gpu_worker.backends.reference import ReferenceBackend
+from gpu_worker.kernels.cpu.library import KernelsUnavailableError
+from gpu_worker.loading.loader import ModelFiles
+from gpu_worker.sizes import Sizes, UnusableSettingsError
+from gpu_worker.threads import usable_cores
+
+
+def choose_backend(settings: Settings, files: ModelFiles, sizes: Sizes) -> Backend:
+    """Native kernels on a CPU that has them, else torch, which is said in one line.
+
+    Raises UnusableSettingsError where settings insist on what is not to be had.
+    """
+    if settings.model.quantization == "gguf" and not files.has_blocks:
+        raise UnusableSettingsError("model.quantization=gguf: the model's file has no blocks of Q4_0, Q4_1 or Q8_0")
+    try:
+        backend: Backend = _open_native(settings, files, sizes)
+    except KernelsUnavailableError as error:
+        _refuse_less_than_asked(settings, str(error))
+        if settings.worker.attention == "auto" and sizes.device.type == "cpu":
+            structlog.get_logger().warning("native_kernels_unavailable", reason=str(error), instead="reference")
+        backend = ReferenceBackend(sizes.dtype, sizes.device)
+    if settings.worker.deterministic and not backend.is_deterministic:
+        raise UnusableSettingsError(f"worker.deterministic=true: not with {backend.name} kernels")
+    return backend
+
+
+def _open_native(settings: Settings, files: ModelFiles, sizes: Sizes) -> NativeBackend:
+    """Raises KernelsUnavailableError."""
+    if settings.worker.attention == "reference":
+        raise KernelsUnavailableError("worker.attention is reference")
+    if sizes.device.type != "cpu":
+        raise KernelsUnavailableError(f"worker.device is {sizes.device.type}")
+    if obstacle := find_obstacle(files.config, sizes.block_size):
+        raise KernelsUnavailableError(obstacle)
+    quantization = "none" if settings.model.quantization == "auto" else settings.model.quantization
+    num_threads = settings.worker.num_threads or usable_cores()
+    backend = NativeBackend(sizes.dtype, quantization, num_threads, settings.worker.thread_spin_us)
+    # What is left to torch is small: a second team of threads would only be in the way of the kernels' own.
+    torch.set_num_threads(1)
+    structlog.get_logger().info(
+        "native_kernels_ready", instruction_set=backend.instruction_set, num_threads=num_threads
+    )
+    return backend
+
+
+def _refuse_less_than_asked(settings: Settings, reason: str) -> None:
+    if settings.worker.attention == "native":
+        raise UnusableSettingsError(f"worker.attention=native: {reason}")
+    if settings.model.quantization in ("int8", "gguf"):
+        raise UnusableSettingsError(f"model.quantization={settings.model.quantization} needs native kernels: {reason}")
