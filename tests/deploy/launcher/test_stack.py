@@ -31,6 +31,7 @@ def settings(**sections: Mapping[str, object]) -> Settings:
 @contextmanager
 def taken(port: int = 0) -> Iterator[int]:
     with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(("127.0.0.1", port))
         listener.listen()
         yield int(listener.getsockname()[1])
@@ -96,7 +97,7 @@ def test_a_chosen_port_in_use_is_refused_by_its_setting(section: str) -> None:
 
 
 def test_a_port_that_was_taken_between_two_starts_is_replaced() -> None:
-    with prepare_stack(settings()) as stack:
+    with prepare_stack(settings(worker={"metrics_listen": "127.0.0.1:0"})) as stack:
         worker = next(child for child in stack.children if child.name == "worker")
         first = worker.prepare().probe
         with taken(first.port):
