@@ -61,8 +61,8 @@ class Call:
         return left
 
     def add_trailing(self, key: str, value: str) -> None:
-        """Metadata that goes with the end of the call, whatever that is."""
-        if value:
+        """Metadata that goes with the end of the call, whatever that is; left out where no header can carry it."""
+        if value and value.isascii() and value.isprintable():
             self._trailing[key] = value
 
     async def write(self, message: bytes) -> None:

@@ -17,6 +17,7 @@ from gateway.methods.streaming import stream
 from gateway.streams.generation_table import GenerationTable
 from gateway.streams.request_state import RequestState, encode_state
 from gateway.streams.submission import Submission
+from gateway.text.chat_template import Chat
 from gateway.text.errors import ChatTemplateError, TemplateProblem
 from gateway.validation.generate import check_generate
 from gateway.validation.limits import RequestLimits
@@ -96,20 +97,23 @@ async def encode_prompt(model: ServedModel, prompt: PromptInput) -> list[int]:
         case TextInput(text):
             return await model.encoder.encode_text(text)
         case ChatInput(chat):
-            try:
-                return await model.encoder.encode_chat(chat)
-            except ChatTemplateError as error:
-                if error.problem is TemplateProblem.UNAVAILABLE:
-                    raise ApiError(GatewayReason.TEMPLATE_UNAVAILABLE, error.message) from None
-                violation = FieldViolation("messages", error.message)
-                raise ApiError(
-                    GatewayReason.CHAT_TEMPLATE,
-                    error.message,
-                    violations=(violation,),
-                    limits=(("template_timeout_s", f"{model.settings.template_timeout_s:g}"),)
-                    if error.problem is TemplateProblem.TOO_SLOW
-                    else (),
-                ) from None
+            return await encode_chat(model, chat)
+
+
+async def encode_chat(model: ServedModel, chat: Chat, *, add_special_tokens: bool = False) -> list[int]:
+    """Token ids of a conversation. Raises ApiError where the chat template does not take it."""
+    try:
+        return await model.encoder.encode_chat(chat, add_special_tokens=add_special_tokens)
+    except ChatTemplateError as error:
+        if error.problem is TemplateProblem.UNAVAILABLE:
+            raise ApiError(GatewayReason.TEMPLATE_UNAVAILABLE, error.message) from None
+        limits = (("template_timeout_s", f"{model.settings.template_timeout_s:g}"),)
+        raise ApiError(
+            GatewayReason.CHAT_TEMPLATE,
+            error.message,
+            violations=(FieldViolation("messages", error.message),),
+            limits=limits if error.problem is TemplateProblem.TOO_SLOW else (),
+        ) from None
 
 
 def deadline_s(seconds_left: float | None, most: float) -> float:

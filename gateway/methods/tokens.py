@@ -2,10 +2,9 @@
 
 from chairlift.v1 import inference_pb2 as pb
 from gateway.call import Call
-from gateway.methods.generate import encode_prompt
+from gateway.methods.generate import encode_chat
 from gateway.methods.served_model import ServedModel
 from gateway.validation.prompt import check_chat, check_token_ids
-from gateway.validation.spec import ChatInput
 from gateway.validation.violations import Violations
 
 
@@ -28,10 +27,7 @@ class TokenizeMethod:
             case "messages":
                 chat = check_chat(request.messages, self._model.settings.max_chat_messages, violations)
                 violations.raise_if_any()
-                ids = await encode_prompt(self._model, ChatInput(chat))
-                if special:
-                    around = self._model.text.tokenizer.encode_prompt("")
-                    ids = [*around, *ids]
+                ids = await encode_chat(self._model, chat, add_special_tokens=special is True)
             case _:
                 violations.add("input", "one of text and messages must be set")
                 violations.raise_if_any()

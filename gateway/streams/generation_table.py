@@ -25,6 +25,8 @@ from gateway.text.token_table import TokenTable
 _HARD_LIMIT = 4
 _HARD_PAUSE_S = 1.0
 """A client that has so many times its queue waiting is cut after this time already: memory is bounded."""
+_MAX_ATTEMPTS = 50
+"""A request that so many submissions did not bring to its end is at fault itself, or its scheduler is."""
 _MAY_PASS = frozenset({Reason.NO_WORKER, Reason.DRAINING, Reason.NO_SCHEDULER})
 """Refusals of a request that was in before: another attempt may fare better."""
 
@@ -141,9 +143,7 @@ class GenerationTable:
         for generation in list(self._served.values()):
             if generation.phase is not Phase.ORPHANED:
                 continue
-            if generation.needs_nothing_more:
-                nothing = ApiError(Reason.INTERNAL, "every choice had its last token")
-                generation.end_here(FinishReason.STOP_STRING, nothing, self._clock())
+            if self._is_beyond_help(generation):
                 continue
             try:
                 link = self._place(generation.key)
@@ -151,6 +151,18 @@ class GenerationTable:
                 continue
             self.num_resubmitted += 1
             self._ask(generation, link)
+
+    def _is_beyond_help(self, generation: Generation) -> bool:
+        """Ends an orphan that needs no scheduler any more, or that none has brought to its end."""
+        if generation.needs_nothing_more:
+            nothing = ApiError(Reason.INTERNAL, "every choice had its last token")
+            generation.end_here(FinishReason.STOP_STRING, nothing, self._clock())
+            return True
+        if generation.submission is not None and generation.submission.num_attempts >= _MAX_ATTEMPTS:
+            error = ApiError(Reason.INTERNAL, f"{_MAX_ATTEMPTS} attempts did not bring the request to its end")
+            generation.end_here(FinishReason.ERROR, error, self._clock())
+            return True
+        return False
 
     def tick(self) -> None:
         """Several times a second: slow clients, orphans whose time is up, replicas that take orphans now."""
@@ -245,7 +257,11 @@ class GenerationTable:
         generation, found = self._attachments.get(base), self._choices.pop(message.handle, None)
         if generation is None or found is None or generation.phase is not Phase.LIVE:
             return
-        generation.on_finished(found[0], message)
+        choice, _ = found
+        if choice.stop_tokens is None and message.num_tokens > len(choice.ids):
+            self._choices[message.handle] = found
+            raise OutputGapError(f"an end after {message.num_tokens} tokens follows {len(choice.ids)}")
+        generation.on_finished(choice, message)
         if generation.has_ended:
             self._forget(generation)
 

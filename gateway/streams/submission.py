@@ -17,7 +17,7 @@ class Submission:
         self.submit = submit
         self.arrived_at = arrived_at
         self.deadline = deadline
-        self._attempt = 0
+        self.num_attempts = 0
 
     @property
     def prompt_tokens(self) -> int:
@@ -26,17 +26,17 @@ class Submission:
 
     def next_attempt(self, handle: int, choices: Sequence[Choice], now: float) -> front.Submit:
         """The message under a new handle; from the second attempt on with everything that a client may have seen."""
-        self._attempt += 1
+        self.num_attempts += 1
         submit = msgspec.structs.replace(
             self.submit,
             handle=handle,
             deadline_in_ns=None if self.deadline is None else max(1, _ns(self.deadline - now)),
         )
-        if self._attempt == 1:
+        if self.num_attempts == 1:
             return submit
         return msgspec.structs.replace(
             submit,
-            attempt=self._attempt,
+            attempt=self.num_attempts,
             age_ns=_ns(now - self.arrived_at),
             queue_timeout_in_ns=self._queue_timeout_left(choices, now),
             emitted=tuple(pack_u32(choice.ids) for choice in choices),

@@ -48,7 +48,7 @@ class PromptEncoder:
         """Ids of a raw prompt; see `TextTokenizer.encode_prompt`."""
         return await self._encode(partial(self._tokenizer.encode_prompt, add_special_tokens=add_special_tokens), text)
 
-    async def encode_chat(self, chat: Chat) -> list[int]:
+    async def encode_chat(self, chat: Chat, *, add_special_tokens: bool = False) -> list[int]:
         """Ids of a chat by the model's template. What messages spell never becomes a special token.
 
         Raises ChatTemplateError.
@@ -56,7 +56,8 @@ class PromptEncoder:
         if self._renderer is None or self._guards is None:
             raise ChatTemplateError(TemplateProblem.MISSING, "the model has no chat template; send text or token ids")
         rendered = await self._renderer.render(_mark(chat, self._guards))
-        return await self._encode(self._tokenizer.encode_rendered, self._guards.seal(rendered))
+        encode = partial(self._tokenizer.encode_rendered, add_special_tokens=add_special_tokens)
+        return await self._encode(encode, self._guards.seal(rendered))
 
     async def _encode(self, encode: Callable[[str], list[int]], text: str) -> list[int]:
         if len(text) <= _INLINE_CHARS:

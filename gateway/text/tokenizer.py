@@ -42,9 +42,9 @@ class TextTokenizer:
         """
         return self._tokenizer.encode(escape_literals(text), add_special_tokens=add_special_tokens).ids
 
-    def encode_rendered(self, sealed: str) -> list[int]:
-        """Ids of a rendered chat that `SpecialTextGuard.seal` has returned. The template writes its own BOS."""
-        return self._tokenizer.encode(sealed, add_special_tokens=False).ids
+    def encode_rendered(self, sealed: str, *, add_special_tokens: bool = False) -> list[int]:
+        """Ids of a rendered chat that `SpecialTextGuard.seal` has returned. Most templates write their own BOS."""
+        return self._tokenizer.encode(sealed, add_special_tokens=add_special_tokens).ids
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         """Text of `ids`; ids that no token has add nothing, bytes that are no UTF-8 become U+FFFD."""

@@ -282,3 +282,27 @@ async def test_answers_are_noticed_while_the_gateway_sends(rig: Any) -> None:
     for call in calls:
         assert (await call).outcome == pb.CANCEL_OUTCOME_WAS_WAITING
     await answering
+
+
+async def test_an_end_that_counts_more_tokens_than_came_makes_the_link_start_anew(rig: Any, spell: Spell) -> None:
+    call, submit = await _begin(rig, spell, "a")
+    rig.scheduler.finish(submit.handle, 3)
+    again = await rig.scheduler.accept()
+    assert list(unpack_u32(again.emitted[0])) == spell("a")
+    rig.scheduler.tokens(again.handle, 1, *spell("bc"))
+    rig.scheduler.finish(again.handle, 3)
+    events = await rig.caller.events(call)
+    assert (events[0].delta.text, events[1].finished.usage.output_tokens) == ("bc", 3)
+
+
+async def test_a_request_that_no_attempt_brings_to_its_end_fails(
+    rig: Any, spell: Spell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.streams.generation_table._MAX_ATTEMPTS", 3)
+    call = rig.stub.Generate(_request())
+    for _ in range(3):
+        submit = await rig.scheduler.accept()
+        rig.scheduler.tokens(submit.handle, 9, *spell("z"))
+    assert (await rig.caller.event(call, "accepted")).request_id
+    assert (await rig.caller.event(call, "finished")).failure.reason == "INTERNAL"
+    assert (await rig.caller.error(call)).code is grpc.StatusCode.INTERNAL
