@@ -36,8 +36,8 @@ async def run_own_stack(settings: Settings) -> AsyncIterator[OwnStack]:
 
     Only in the main thread. Raises StackError, AddressError and RunFolderError.
     """
-    quiet = _make_quiet(settings)
-    with prepare_stack(quiet) as stack:
+    private = _make_private(settings)
+    with prepare_stack(private) as stack:
         supervisor = Supervisor(stack.children, stack.settings.supervisor, Progress(verbose=False))
         try:
             await supervisor.start()
@@ -56,13 +56,15 @@ def describe_settings(settings: Settings) -> dict[str, str]:
     return {path: value for path, _, value in pairs}
 
 
-def _make_quiet(settings: Settings) -> Settings:
+def _make_private(settings: Settings) -> Settings:
     replace = msgspec.structs.replace
     return replace(
         settings,
-        gateway=replace(settings.gateway, listen=ANY_PORT, ops_listen=ANY_PORT, metrics_listen=ANY_PORT),
+        gateway=replace(
+            settings.gateway, listen=ANY_PORT, ops_listen=ANY_PORT, metrics_listen=ANY_PORT, replicas=(), index=0
+        ),
         scheduler=replace(settings.scheduler, metrics_listen=ANY_PORT),
         worker=replace(settings.worker, metrics_listen=ANY_PORT),
         telemetry=replace(settings.telemetry, log_level="warning"),
-        ipc=replace(settings.ipc, run_dir=None),
+        ipc=replace(settings.ipc, run_dir=None, gateway_endpoint=None, worker_endpoint=None),
     )
