@@ -20,6 +20,11 @@ NUM_INTEGERS = 16
 TEMPERATURE, TOP_P, MIN_P, REPETITION, PRESENCE, FREQUENCY = range(6)
 NUM_FLOATS = 16
 
+# Bits of a row's needs, as in `gpu_worker.sampling.rows.Needs`: repeated, so that the kernels need no other package.
+RANDOM, FILTER, PENALTIES, BIAS, MASKS_ENDS = 1, 2, 4, 8, 16
+ADJUSTED = PENALTIES | BIAS | MASKS_ENDS
+"""A row with any of these is sampled from adjusted logits."""
+
 MAX_BIAS = 304  # a multiple of 16, as every region's width
 """Entries of logit_bias a row (the contract allows 300)."""
 

@@ -3,7 +3,6 @@
 import triton.language as tl
 
 from gpu_worker.kernels.triton import row_state
-from gpu_worker.sampling.rows import Needs
 
 TOP_K = tl.constexpr(row_state.TOP_K)
 SEED_LOW = tl.constexpr(row_state.SEED_LOW)
@@ -24,10 +23,9 @@ REPETITION = tl.constexpr(row_state.REPETITION)
 PRESENCE = tl.constexpr(row_state.PRESENCE)
 FREQUENCY = tl.constexpr(row_state.FREQUENCY)
 
-RANDOM = tl.constexpr(int(Needs.RANDOM))
-FILTER = tl.constexpr(int(Needs.FILTER))
-PENALTIES = tl.constexpr(int(Needs.PENALTIES))
-BIAS = tl.constexpr(int(Needs.BIAS))
-NEEDS_MIN_TOKENS = tl.constexpr(int(Needs.MIN_TOKENS))
-ADJUSTED = tl.constexpr(int(Needs.PENALTIES | Needs.BIAS | Needs.MIN_TOKENS))
-"""A row with any of these is sampled from adjusted logits."""
+RANDOM = tl.constexpr(row_state.RANDOM)
+FILTER = tl.constexpr(row_state.FILTER)
+PENALTIES = tl.constexpr(row_state.PENALTIES)
+BIAS = tl.constexpr(row_state.BIAS)
+NEEDS_MIN_TOKENS = tl.constexpr(row_state.MASKS_ENDS)
+ADJUSTED = tl.constexpr(row_state.ADJUSTED)

@@ -12,6 +12,7 @@ import triton.language as tl
 
 from chairlift.ipc.common import SamplingParams
 from gpu_worker.cuda_runner.packing import BoardingWords, Upload
+from gpu_worker.kernels.triton import row_state
 from gpu_worker.kernels.triton.device.noise import gumbel, row_keys
 from gpu_worker.kernels.triton.plan import apply_plan, apply_plan_reference, count_tokens, count_tokens_reference
 from gpu_worker.kernels.triton.row_state import NUM_KNOWN, PROMPT_LEN, RowState, RowStateShape
@@ -47,6 +48,7 @@ PARAMS = [
 
 def sampling_cases() -> Iterator[tuple[str, Callable[[], float]]]:
     """Name and check of each case; a check returns an error figure or raises."""
+    yield "columns and bits are the reference's", _check_columns
     yield "noise: uniform bits exact, Gumbel to 1e-6", _check_noise
     yield f"tokens of {len(PARAMS)} kinds of rows, two steps", partial(_check_tokens, 1)
     yield "NaN, infinities, ties and masks", _check_odd_rows
@@ -58,6 +60,13 @@ def noise_kernel(seeds_ptr: Any, out_ptr: Any, BLOCK: tl.constexpr) -> None:  # 
     key0, key1 = row_keys(tl.load(seeds_ptr), tl.load(seeds_ptr + 1), tl.load(seeds_ptr + 2), tl.load(seeds_ptr + 3))
     token = tl.arange(0, BLOCK)
     tl.store(out_ptr + token, gumbel(key0, key1, token))
+
+
+def _check_columns() -> float:
+    """The kernels have numbers of their own for what the reference calls by name."""
+    bits = (row_state.RANDOM, row_state.FILTER, row_state.PENALTIES, row_state.BIAS, row_state.MASKS_ENDS)
+    assert bits == (Needs.RANDOM, Needs.FILTER, Needs.PENALTIES, Needs.BIAS, Needs.MIN_TOKENS)
+    return 0.0
 
 
 def _check_noise() -> float:
