@@ -21,6 +21,7 @@ from gateway.link.replicas import Replicas
 from gateway.methods.generate import GenerateMethod
 from gateway.methods.models import GetModelMethod, ListModelsMethod
 from gateway.methods.ops_changes import Drainer, FlushMethod, TerminateMethod
+from gateway.methods.ops_config import GetConfigMethod
 from gateway.methods.ops_reads import GatewayIdentity, LoadMethod, LoadReader, ServerInfoMethod, WatchLoadMethod
 from gateway.methods.resume import CancelMethod, ExplainMethod, ResumeMethod
 from gateway.methods.served_model import ServedModel
@@ -212,6 +213,7 @@ class GatewayService:
             "GetServerInfo": ServerInfoMethod(self._identity, self._replicas),
             "GetLoad": LoadMethod(reader),
             "WatchLoad": WatchLoadMethod(reader),
+            "GetConfig": GetConfigMethod(self._replicas),
             "Drain": drainer.drain,
             "Undrain": drainer.undrain,
             "FlushPrefixCache": FlushMethod(self._replicas),

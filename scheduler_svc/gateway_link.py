@@ -45,7 +45,7 @@ class OperatorCommand(msgspec.Struct, frozen=True):
     """A message that the shell answers itself, with the core's counts."""
 
     gateway: int
-    message: front.LoadQuery | front.DrainCommand | front.FlushPrefixCacheCommand
+    message: front.LoadQuery | front.ConfigQuery | front.DrainCommand | front.FlushPrefixCacheCommand
 
 
 class GatewayLink:
@@ -135,7 +135,7 @@ class GatewayLink:
                 return events.Attach(number, message)
             case front.ExplainQuery():
                 return events.Explain(number, message)
-            case front.LoadQuery() | front.DrainCommand() | front.FlushPrefixCacheCommand():
+            case front.LoadQuery() | front.ConfigQuery() | front.DrainCommand() | front.FlushPrefixCacheCommand():
                 return OperatorCommand(number, message)
             case front.GatewayBye():
                 self._drop(gateway, "ended")

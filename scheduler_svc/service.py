@@ -17,7 +17,7 @@ from chairlift.runtime import sockets
 from chairlift.runtime.probes import ProbeServer, ProcessState
 from chairlift.runtime.process import StopSignal, new_epoch
 from chairlift.runtime.settings import IpcSettings, Settings
-from scheduler_svc.config import scheduling_config
+from scheduler_svc.config import scheduling_config, scheduling_knobs
 from scheduler_svc.core import effects, events
 from scheduler_svc.core.core import Core
 from scheduler_svc.gateway_link import GatewayLink, OperatorCommand, ReplicaFacts
@@ -25,6 +25,8 @@ from scheduler_svc.peers import RouterLink
 from scheduler_svc.worker_link import WorkerLink
 
 _NS = 1_000_000_000
+FIRST_REVISION = 1
+"""Of the configuration that comes from the settings."""
 _DRAIN_GRACE_NS = 2 * _NS
 """What the core gets, beyond the drain's own deadline, to end everything."""
 
@@ -54,6 +56,7 @@ class SchedulerService:
         except (sockets.EndpointError, OSError):
             self._context.destroy(linger=0)
             raise
+        self._started_ns = time.monotonic_ns()
         self._wake_at: int | None = None
         self._next_beat = 0
 
@@ -168,11 +171,15 @@ class SchedulerService:
                 self._log.info("drain_changed", draining=self._core.is_draining)
             case front.FlushPrefixCacheCommand():
                 done = self._core.handle(events.FlushPrefixCache(), now)
+            case front.ConfigQuery(query):
+                knobs = scheduling_knobs(self._core.state.config, self._core.limits())
+                reply = front.ConfigReply(query, FIRST_REVISION, knobs, now - self._started_ns)
+                return [effects.Emit(command.gateway, reply)]
             case front.LoadQuery():
                 pass
         core = self._core
-        reply = front.LoadReply(message.query, self._epoch, core.is_ready, core.is_draining, self._load())
-        return [*done, effects.Emit(command.gateway, reply)]
+        counts = front.LoadReply(message.query, self._epoch, core.is_ready, core.is_draining, self._load())
+        return [*done, effects.Emit(command.gateway, counts)]
 
     def _begin_drain(self, now: int) -> int:
         timeout_ns = round(self._settings.scheduler.drain_timeout_s * _NS)

@@ -18,9 +18,14 @@ from chairlift.runtime.settings import IpcSettings
 from gateway.errors.api_error import ApiError
 from gateway.link.replica_link import ReplicaLink
 
-Answer: TypeAlias = front.CancelReply | front.ExplainReply | front.QueryFailed | front.LoadReply
+Answer: TypeAlias = front.CancelReply | front.ExplainReply | front.QueryFailed | front.LoadReply | front.ConfigReply
 Question: TypeAlias = (
-    front.Cancel | front.ExplainQuery | front.LoadQuery | front.DrainCommand | front.FlushPrefixCacheCommand
+    front.Cancel
+    | front.ExplainQuery
+    | front.LoadQuery
+    | front.ConfigQuery
+    | front.DrainCommand
+    | front.FlushPrefixCacheCommand
 )
 
 
@@ -144,7 +149,13 @@ class Replicas:
     def on_message(self, link: ReplicaLink, message: front.ToGateway) -> None:
         """See `LinkListener`."""
         match message:
-            case front.CancelReply() | front.ExplainReply() | front.QueryFailed() | front.LoadReply():
+            case (
+                front.CancelReply()
+                | front.ExplainReply()
+                | front.QueryFailed()
+                | front.LoadReply()
+                | front.ConfigReply()
+            ):
                 pending = self._questions.get(message.query)
                 if pending is not None and pending.link is link and not pending.future.done():
                     pending.future.set_result(message)

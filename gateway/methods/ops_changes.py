@@ -76,7 +76,7 @@ class Drainer:
 
     async def _change_replica(self, link: ReplicaLink, *, undrain: bool, deadline_ns: int | None) -> pb.TargetResult:
         reply = await self._replicas.ask(link, lambda query: front.DrainCommand(query, undrain, deadline_ns))
-        failure = None if isinstance(reply, front.LoadReply) else _unreachable()
+        failure = None if isinstance(reply, front.LoadReply) else unreachable()
         return pb.TargetResult(replica_id=link.replica_id, failure=failure)
 
 
@@ -97,7 +97,7 @@ class FlushMethod:
         before = await self._replicas.ask(link, front.LoadQuery)
         after = await self._replicas.ask(link, front.FlushPrefixCacheCommand)
         if not isinstance(before, front.LoadReply) or not isinstance(after, front.LoadReply):
-            return pb.FlushResult(replica_id=link.replica_id, failure=_unreachable())
+            return pb.FlushResult(replica_id=link.replica_id, failure=unreachable())
         freed = max(0, before.load.blocks_cached - after.load.blocks_cached)
         return pb.FlushResult(replica_id=link.replica_id, num_blocks=freed)
 
@@ -125,7 +125,8 @@ def find_named(replicas: Replicas, replica_id: str) -> list[ReplicaLink]:
     return replicas.find("" if replica_id == ALL else replica_id)
 
 
-def _unreachable() -> inference_pb2.Failure:
+def unreachable() -> inference_pb2.Failure:
+    """What is told of a replica that did not answer."""
     error = ApiError(Reason.NO_SCHEDULER, "the scheduler does not answer")
     return inference_pb2.Failure(reason=error.reason, message=error.message, retryable=True)
 

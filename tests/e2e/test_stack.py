@@ -47,6 +47,11 @@ def test_text_is_streamed_as_it_is_made(stack: Any) -> None:
     _wait_until(lambda: _is_empty(stack))
 
 
+def test_serve_prints_the_limits_it_chose(stack: Any) -> None:
+    assert "32 sequences and 512 tokens a step" in stack.log()
+    assert f"chairlift generate --target {stack.listen}" in stack.log()
+
+
 def test_a_chat_answers_and_ends_by_itself(stack: Any) -> None:
     with Client(stack.listen) as client:
         answer = client.generate(

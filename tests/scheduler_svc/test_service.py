@@ -195,6 +195,10 @@ def test_operator_commands_are_answered_by_the_cores_counts(start: New, new_gate
     gateway.send(front.LoadQuery(1))
     load = gateway.receive(front.LoadReply).load
     assert (load.running, load.blocks_used, load.blocks_total, load.attached_gateways) == (1, 1, 64, 1)
+    gateway.send(front.ConfigQuery(5))
+    config = gateway.receive(front.ConfigReply)
+    assert (config.revision, config.knobs.max_num_seqs, config.knobs.block_size) == (1, 8, 16)
+    assert (config.knobs.watermark, config.knobs.static_batch_wait_ms) == (0.01, 50.0)
     gateway.send(front.DrainCommand(2))
     assert gateway.receive(front.LoadReply).draining is True
     gateway.send(front.DrainCommand(3, undrain=True))

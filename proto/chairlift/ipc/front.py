@@ -54,6 +54,27 @@ class Load(Message, frozen=True):
     """Frames dropped on both links."""
 
 
+class SchedulingKnobs(Message, frozen=True):
+    """The scheduler's knobs, named and measured as in the section [scheduler] of the settings."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    block_size: int
+    long_prefill_token_threshold: int
+    watermark: float
+    max_num_queued_reqs: int
+    max_num_queued_tokens: int
+    enable_chunked_prefill: bool
+    enable_prefix_caching: bool
+    batching: str
+    policy: str
+    preemption: str
+    static_batch_size: int
+    static_batch_wait_ms: float
+    max_head_bypass_ms: float
+    itl_target_ms: float = 0.0
+
+
 class ModelInfo(Message, frozen=True):
     """What the replica's workers serve; empty until the first is up."""
 
@@ -195,6 +216,12 @@ class DrainCommand(Message, tag=58, frozen=True):
 
 class FlushPrefixCacheCommand(Message, tag=59, frozen=True):
     """Forget cached prefixes that nobody uses. Answered by LoadReply."""
+
+    query: int
+
+
+class ConfigQuery(Message, tag=62, frozen=True):
+    """Ask for the scheduling configuration in force. Answered by ConfigReply."""
 
     query: int
 
@@ -393,6 +420,17 @@ class LoadReply(Message, tag=81, frozen=True):
     load: Load
 
 
+class ConfigReply(Message, tag=83, frozen=True):
+    """Answer to ConfigQuery."""
+
+    query: int
+    revision: int
+    """1 at the scheduler's start, one more with each change."""
+    knobs: SchedulingKnobs
+    age_ns: int
+    """How long it has been in force."""
+
+
 class ReplicaBeat(Message, tag=82, frozen=True):
     """Proves the scheduler alive, of which life, and how loaded it is: gateways route by it."""
 
@@ -411,6 +449,7 @@ ToScheduler = (
     | LoadQuery
     | DrainCommand
     | FlushPrefixCacheCommand
+    | ConfigQuery
     | GatewayBeat
     | GatewayBye
 )
@@ -429,6 +468,7 @@ ToGateway = (
     | ExplainReply
     | QueryFailed
     | LoadReply
+    | ConfigReply
     | ReplicaBeat
 )
 

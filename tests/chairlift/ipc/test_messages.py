@@ -17,6 +17,9 @@ SAMPLING = common.SamplingParams(
 GEOMETRY = device.Geometry("m", "f00d", 49152, 2048, (2,), 16, 100, 0, 8, 256, 23040, "bfloat16")
 MODEL = front.ModelInfo("m", "f00d", 49152, 2048, (2,), 1600, "bfloat16", "none", "cpu", True)
 LIMITS = front.ReplicaLimits(8, 256, 100, 1000, 16)
+KNOBS = front.SchedulingKnobs(
+    8, 256, 16, 0, 0.01, 10, 100, True, True, "continuous", "fcfs", "recompute", 8, 50.0, 1000.0
+)
 LOGPROBS = front.DeltaLogprobs(256, 3, pack_u32([5, 6]), pack_f32([-0.5, -1.0]))
 
 # What a release has sent stays readable for ever: these bytes only ever gain entries.
@@ -50,6 +53,7 @@ def _samples() -> list[tuple[Any, Any]]:
         (up, front.LoadQuery(3)),
         (up, front.DrainCommand(4, False, 10)),
         (up, front.FlushPrefixCacheCommand(5)),
+        (up, front.ConfigQuery(6)),
         (up, front.GatewayBeat(5)),
         (up, front.GatewayBye(5)),
         (down, front.SchedulerHello(1, 0, (50,), "replica-0", 6, LIMITS, True, False, MODEL)),
@@ -64,6 +68,7 @@ def _samples() -> list[tuple[Any, Any]]:
         (down, front.ExplainReply(2, "r", "running", 5, ((1, 5),), 9, 1, 1, 0, 0, 0, 1, 1)),
         (down, front.QueryFailed(2, "UNKNOWN_REQUEST", "no")),
         (down, front.LoadReply(3, 6, True, False, front.Load())),
+        (down, front.ConfigReply(6, 1, KNOBS, 10)),
         (down, front.ReplicaBeat(6, front.Load(running=1))),
     ]
 

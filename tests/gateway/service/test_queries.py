@@ -1,5 +1,7 @@
 """Unary methods of both services over a real server."""
 
+import asyncio
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -140,6 +142,21 @@ async def test_server_info_names_the_processes(rig: Any) -> None:
     assert info.gateway.ipc_version == "1.0"
     assert info.gateway.uptime_ms > 0
     assert [(one.replica_id, one.scheduler.epoch, one.model) for one in info.replicas] == [("replica-0", 7, "bytes")]
+
+
+async def test_the_configuration_in_force_is_told_in_the_settings_units(rig: Any) -> None:
+    asked = asyncio.ensure_future(rig.ops.GetConfig(ops_pb2.GetConfigRequest()))
+    query = await rig.scheduler.next(front.ConfigQuery)
+    knobs = front.SchedulingKnobs(
+        8, 256, 16, 0, 0.25, 10, 100, True, False, "static", "fair", "recompute", 4, 50.0, 1000.0
+    )
+    rig.scheduler.send(front.ConfigReply(query.query, 1, knobs, 10**9))
+    (replica,) = (await asked).replicas
+    config = replica.current.config
+    assert (replica.replica_id, replica.current.revision) == ("replica-0", 1)
+    assert (config.max_num_seqs, config.watermark, config.enable_prefix_caching) == (8, 0.25, False)
+    assert (config.batching, config.policy) == (ops_pb2.BATCHING_MODE_STATIC, ops_pb2.SCHEDULING_POLICY_FAIR)
+    assert 0.5 < time.time() - replica.current.time.seconds < 60
 
 
 async def test_changes_reach_the_replica_and_leave_an_audit_line(rig: Any, capsys: pytest.CaptureFixture[str]) -> None:
