@@ -8,7 +8,7 @@ import msgspec
 
 from chairlift.ipc import front
 from chairlift.ipc.common import FinishReason, Reason
-from scheduler_svc.core import attachments, ends, prefix_use, validation
+from scheduler_svc.core import attachments, ends, prediction, prefix_use, validation
 from scheduler_svc.core.request import Request, RequestKey
 from scheduler_svc.core.state import SchedulerState
 from scheduler_svc.core.timers import TimerKind
@@ -36,8 +36,7 @@ class OutputLimit(msgspec.Struct, frozen=True):
 def submit(state: SchedulerState, gateway: int, message: front.Submit, now: int) -> None:
     """Lets a request in, attaches to it when it lives here already, or refuses it."""
     key = RequestKey(message.tenant, message.request_id)
-    attachments_here = state.gateway(gateway).attachments
-    if message.handle in attachments_here:
+    if message.handle in state.gateway(gateway).attachments:
         rejection: Rejection | None = _invalid(validation.Fault("", "the handle is in use"))
     else:
         known = attachments.find_kept(state, key, now)
@@ -45,11 +44,14 @@ def submit(state: SchedulerState, gateway: int, message: front.Submit, now: int)
             attachments.attach_to(state, known, gateway, message.handle, now)
             return
         rejection = _id_in_use() if known is not None else _refuse(state, message, now)
-    if rejection is not None:
-        state.counters.refused += 1
-        state.emit(gateway, _refused(message.handle, rejection))
-        return
-    _let_in(state, gateway, message, key, now)
+    if rejection is None:
+        request = _make_request(state, message, key, now)
+        rejection = _refuse_for_time(state, request, message, now)
+        if rejection is None:
+            _let_in(state, gateway, message, request, now)
+            return
+    state.counters.refused += 1
+    state.emit(gateway, _refused(message.handle, rejection))
 
 
 def _handle_fault(handle: int) -> bool:
@@ -163,18 +165,47 @@ def _refuse_for_quota(state: SchedulerState, name: str, now: int) -> Rejection |
     return None
 
 
-def _let_in(state: SchedulerState, gateway: int, message: front.Submit, key: RequestKey, now: int) -> None:
-    tenant = state.tenants.get(key.tenant, now)
-    state.tenants.enter(tenant)
-    request = Request(state.next_number, key, tenant, message, now)
+def _make_request(state: SchedulerState, message: front.Submit, key: RequestKey, now: int) -> Request:
+    """The request, known to nobody yet; its number is used up."""
+    request = Request(state.next_number, key, state.tenants.get(key.tenant, now), message, now)
     state.next_number += 1
     limit = output_limit(state, request.prompt_len, message.max_tokens)
     assert isinstance(limit, OutputLimit)
     request.output_limit, request.limit_reason = limit.num_tokens, limit.reason
+    if request.queue_deadline_ns is None and state.config.queue_timeout_ns is not None:
+        request.queue_deadline_ns = now + state.config.queue_timeout_ns
     owner = None if state.config.share_prefix_across_tenants else key.tenant
     request.prefix_root = state.hasher.root(owner, message.cache_salt)
     prefix_use.hash_prompt(state, request)
     request.add_choices(message.n, message.emitted)
+    return request
+
+
+def _refuse_for_time(state: SchedulerState, request: Request, message: front.Submit, now: int) -> Rejection | None:
+    """Predicts the first token; refuses a request that would miss its objective or its deadline anyhow."""
+    first = request.sequences[0]
+    num_cached = len(prefix_use.find_blocks(state, first)) * state.hasher.block_size
+    num_ahead = state.queue.num_ahead(first, now)
+    foretold = prediction.foretell(state, num_ahead, first.num_known - num_cached, now)
+    request.foretold = foretold
+    objective = request.ttft_slo_ns or state.config.ttft_slo_ns
+    bounds = [bound for bound in (objective, message.deadline_in_ns) if bound is not None]
+    if foretold is None or message.attempt > 1 or not bounds or foretold.ttft_ns <= min(bounds):
+        return None
+    predicted = foretold.ttft_ns
+    limit_ms = min(bounds) // 1_000_000
+    return Rejection(
+        reason=Reason.TTFT_SLO_UNREACHABLE,
+        message=f"the first token is expected in {predicted // 1_000_000} ms, later than wanted ({limit_ms} ms)",
+        field="scheduling.ttft_slo" if objective == min(bounds) else "",
+        limits=(("ttft_slo_ms", str(limit_ms)), ("predicted_ttft_ms", str(predicted // 1_000_000))),
+        retry_after_ns=min(max(predicted - min(bounds), _RETRY_NS // 10), 60 * _RETRY_NS),
+    )
+
+
+def _let_in(state: SchedulerState, gateway: int, message: front.Submit, request: Request, now: int) -> None:
+    key, tenant = request.key, request.tenant
+    state.tenants.enter(tenant)
     state.requests[key] = request
     state.by_number[request.number] = request
     state.num_queued_requests += 1
@@ -193,7 +224,8 @@ def _let_in(state: SchedulerState, gateway: int, message: front.Submit, key: Req
     if request.queue_deadline_ns is not None:
         state.timers.set(request.queue_deadline_ns, TimerKind.QUEUE_TIMEOUT, request.number)
     position = state.queue.num_ahead(waiting[0], now)
-    state.emit(gateway, front.Accepted(message.handle, request.number, position))
+    told_ns = None if request.foretold is None else request.foretold.ttft_ns
+    state.emit(gateway, front.Accepted(message.handle, request.number, position, told_ns))
     for sequence in waiting:
         # An earlier attempt may have emitted a choice's last token, and died before it could say so.
         cause = ends.cause_in_outputs(state, sequence)

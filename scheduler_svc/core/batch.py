@@ -30,6 +30,8 @@ class Batch:
         """Seated sequences that are not in the decode column, in boarding order: they have a gap to close."""
         self.borders: dict[int, list[Sequence]] = {}
         self.endings: dict[int, list[Sequence]] = {}
+        self.num_column_tokens = 0
+        """Tokens scheduled of all sequences in the decode column."""
         self._free_rows = list(range(num_rows))
         self._left: array[int] = array("I")
         self._column: list[Sequence] = []
@@ -92,6 +94,7 @@ class Batch:
             sequence.scheduled = sequence.base + self.planned
             sequence.last_step = self.planned
             sequence.base = None
+            self.num_column_tokens -= sequence.scheduled
             self._leaving.append(sequence)
 
     def num_scheduled(self, sequence: Sequence) -> int:
@@ -129,6 +132,7 @@ class Batch:
             self._drop(sequence)
         for sequence in self.joining:
             sequence.base = sequence.scheduled - self.planned
+            self.num_column_tokens += sequence.scheduled
             sequence.planned_at = len(self._column)
             assert sequence.row is not None
             self._column.append(sequence)
@@ -147,6 +151,11 @@ class Batch:
             last.planned_at = position
         sequence.planned_at = None
 
+    def plan_sealed(self, step: int) -> None:
+        """The step is planned: every decoding sequence is one token further."""
+        self.planned = step
+        self.num_column_tokens += len(self._column)
+
     def void(self) -> None:
         """What was planned is void: everyone seated has a gap to close, from whatever was computed."""
         for sequence in self._column:
@@ -154,6 +163,7 @@ class Batch:
         for sequence in self.rows.values():
             sequence.border_step = sequence.ending_step = 0
         self._column.clear()
+        self.num_column_tokens = 0
         self._column_rows = array("I")
         self._packed_rows = b""
         self._leaving = []

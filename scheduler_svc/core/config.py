@@ -38,6 +38,12 @@ class SchedulingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     batching: Batching = "continuous"
     static_batch_size: Count | None = None
     static_batch_wait_ns: CountOrZero = 50_000_000
+    itl_target_ns: Count | None = None
+    """Prompt chunks are cut so that a step takes no longer, as far as the device's cost model tells."""
+    ttft_slo_ns: Count | None = None
+    """Requests whose first token is predicted to come later than this are refused; a request's own value goes first."""
+    queue_timeout_ns: Count | None = None
+    """Longest wait for a first seat, where the request says nothing."""
     policy: PolicyName = "fcfs"
     max_priority_wait_ns: CountOrZero = 30_000_000_000
     """`priority`: who has waited so long goes before everyone of any priority."""

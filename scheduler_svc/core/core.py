@@ -7,6 +7,7 @@ clock, no socket, no log, no randomness. The same events at the same times give 
 from chairlift.ipc import front
 from scheduler_svc.core import admission, attachments, events, planner, queries, recovery, results, upkeep
 from scheduler_svc.core.config import SchedulingConfig
+from scheduler_svc.core.cost_model import StepShape
 from scheduler_svc.core.effects import Effect, SendPlan, WakeAt
 from scheduler_svc.core.state import SchedulerState
 
@@ -66,6 +67,13 @@ class Core:
         state.effects = []
         return effects
 
+    def shape_of(self, step: int) -> StepShape:
+        """What a plan in flight computes. Raises KeyError for any other step."""
+        for planned in self.state.in_flight:
+            if planned.number == step:
+                return planned.shape
+        raise KeyError(step)
+
     def load(self) -> front.Load:
         """This replica's account of itself at this moment."""
         return upkeep.load(self.state)
@@ -73,6 +81,11 @@ class Core:
     def limits(self) -> front.ReplicaLimits:
         """Limits in force; zeros where they depend on a worker and none was up yet."""
         return upkeep.limits(self.state)
+
+    @property
+    def config(self) -> SchedulingConfig:
+        """The knobs in force."""
+        return self.state.config
 
     @property
     def is_ready(self) -> bool:

@@ -47,6 +47,8 @@ def end_sequence(
         state.confirmed.num_ghosts += 1
     known = len(sequence.outputs)
     _close(sequence, cause, now, known if num_tokens is None else min(num_tokens, known))
+    if cause.failure is None:
+        state.forecast.note_end(len(sequence.outputs), request.prompt_len - request.cached_tokens)
     request.num_unended -= 1
     if request.gateway is not None:
         state.emit(request.gateway, emission.finished(sequence, is_last=request.is_ended))

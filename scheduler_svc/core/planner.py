@@ -5,8 +5,9 @@ Decoding sequences are not looked at one by one; only those whose block border o
 """
 
 from chairlift.ipc import device
-from scheduler_svc.core import boarding, seats
+from scheduler_svc.core import boarding, pace, seats
 from scheduler_svc.core.chunks import add_chunk, chunk_size
+from scheduler_svc.core.cost_model import StepShape
 from scheduler_svc.core.emission import apply_transition
 from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.core.state import SchedulerState
@@ -44,7 +45,7 @@ def _fill(state: SchedulerState, step: Step, now: int) -> None:
         seats.preempt(state, victim, now)
     _cover_decodes(state, step, now)
     _cover_gaps(state, step, now)
-    budget = state.max_num_batched_tokens - batch.num_decodes
+    budget = pace.prefill_budget(state, state.max_num_batched_tokens - batch.num_decodes)
     budget = _close_gaps(state, step, budget)
     boarding.board(state, step, budget, now)
 
@@ -105,6 +106,14 @@ def _close_gaps(state: SchedulerState, step: Step, budget: int) -> int:
     return budget
 
 
+def _shape(state: SchedulerState, step: Step) -> StepShape:
+    num_prefill_tokens = num_kv_tokens = 0
+    for chunk in step.chunks:
+        num_prefill_tokens += chunk.num_tokens
+        num_kv_tokens += chunk.sequence.scheduled
+    return StepShape(step.num_decodes, num_prefill_tokens, state.batch.num_column_tokens + num_kv_tokens)
+
+
 def _seal(state: SchedulerState, step: Step, worker_epoch: int) -> device.Plan:
     """Fixes the decode column, remembers the step as in flight, and writes the plan."""
     batch = state.batch
@@ -117,7 +126,8 @@ def _seal(state: SchedulerState, step: Step, worker_epoch: int) -> device.Plan:
             apply_transition(state, transition)
     step.finals = batch.ends_at(step.number + 1)
     plan = step.message(worker_epoch, batch.take_left(), decode, batch.rows.values())
-    batch.planned = step.number
+    batch.plan_sealed(step.number)
+    step.shape = _shape(state, step)
     state.in_flight.append(step)
     for sequence in step.samplers:
         if sequence.ending_step:

@@ -102,7 +102,7 @@ class Queue:
         return self._policy.passed_reason
 
     def num_ahead(self, sequence: Sequence, now: int) -> int:
-        """How many waiting sequences would board before it."""
+        """About how many waiting sequences would board before it, whether it waits already or not."""
         parked = self._parked.get(sequence.request.tenant.name)
         if parked is not None and sequence in parked:
             return len(self._policy) + parked.index(sequence)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from chairlift.ipc import front
 from chairlift.ipc.common import FinishReason, SamplingParams
+from scheduler_svc.core.forecast import Foretold
 from scheduler_svc.core.ledger import WaitLedger
 from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.core.tenants import Tenant
@@ -33,6 +34,7 @@ class Request:
         "digest",
         "ended_ns",
         "first_boarded_ns",
+        "foretold",
         "gateway",
         "gateway_state",
         "handle",
@@ -81,6 +83,8 @@ class Request:
         self.received_ns = now
         self.deadline_ns = None if submit.deadline_in_ns is None else now + submit.deadline_in_ns
         self.queue_deadline_ns = None if submit.queue_timeout_in_ns is None else now + submit.queue_timeout_in_ns
+        self.foretold: Foretold | None = None
+        """Its first token as predicted at the door, until that comes."""
         self.ttft_slo_ns = submit.ttft_slo_ns
         self.itl_slo_ns = submit.itl_slo_ns
         self.max_tokens = submit.max_tokens

@@ -38,6 +38,8 @@ def step_done(state: SchedulerState, message: device.StepDone, now: int) -> None
     state.in_flight.popleft()
     _confirm(state, step, column, message, found_ends, now)
     state.counters.steps += 1
+    state.last_result_ns = now
+    state.cost_model.observe(step.shape, message.device_ns + message.host_ns)
     state.probation.passed()
 
 
@@ -154,6 +156,7 @@ def _confirm_chunks(state: SchedulerState, step: Step, column: "array[int]", emi
         emission.add_token(sequence, token)
         if not sequence.outputs:
             sequence.first_token_ns = now
+            state.forecast.note_first_token(sequence.request, now)
         sequence.outputs.append(token)
         state.counters.output_tokens += 1
 

@@ -11,7 +11,9 @@ from scheduler_svc.core.blocked import Blocked, VainSearch
 from scheduler_svc.core.blocks import BlockPool
 from scheduler_svc.core.columns import Confirmed, GatewayColumn
 from scheduler_svc.core.config import PARTS_PER_MILLION, SchedulingConfig
+from scheduler_svc.core.cost_model import CostModel
 from scheduler_svc.core.effects import Effect, Emit
+from scheduler_svc.core.forecast import Forecast
 from scheduler_svc.core.ledger import Passes, WaitClock
 from scheduler_svc.core.policies.catalogue import make_policy
 from scheduler_svc.core.prefix import PrefixHasher
@@ -118,7 +120,11 @@ class SchedulerState:
         self.hasher = PrefixHasher(hash_key, 1)
         self.batch = Batch(0)
         self.in_flight: deque[Step] = deque()
+        self.last_result_ns = 0
+        """When the last result was taken in."""
         self.probation = Probation()
+        self.cost_model = CostModel()
+        self.forecast = Forecast()
         # time
         self.timers = Timers()
         self.is_draining = False

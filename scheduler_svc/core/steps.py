@@ -8,6 +8,7 @@ import msgspec
 
 from chairlift.ipc import device
 from chairlift.ipc.tokens import pack_u32
+from scheduler_svc.core.cost_model import StepShape
 from scheduler_svc.core.sequence import Sequence
 
 
@@ -42,6 +43,7 @@ class Step:
         "number",
         "planned_ns",
         "samplers",
+        "shape",
         "transition",
     )
 
@@ -54,6 +56,7 @@ class Step:
         self.copies: array[int] = array("I")
         self.chunks: list[Chunk] = []
         self.num_decodes = 0
+        self.shape = StepShape(0, 0, 0)
         self.samplers: list[Sequence] = []
         """Chunk rows that reach their end and sample, in the order of `chunks`."""
         self.finals: list[Sequence] = []

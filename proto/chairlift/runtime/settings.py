@@ -20,6 +20,7 @@ Threads = Annotated[int, Meta(ge=1, le=256)]
 Share = Annotated[float, Meta(gt=0, le=1)]
 _TENANT_VALUE = "(weight|max_num_seqs|max_num_queued_reqs|token_rate)=[1-9][0-9]{0,11}"
 TenantRule = Annotated[str, Meta(pattern=f"^[^:]+: *{_TENANT_VALUE}( *, *{_TENANT_VALUE})*$")]
+Milliseconds = Annotated[float, Meta(gt=0, le=1e10)]
 ShareOrZero = Annotated[float, Meta(ge=0, lt=1)]
 
 
@@ -161,6 +162,17 @@ class SchedulerSettings(_Section, frozen=True):
     static_batch_wait_ms: Annotated[
         SecondsOrZero, Meta(description="How long a static batch waits to fill before it starts.")
     ] = 50.0
+    itl_target_ms: Annotated[
+        Milliseconds | None,
+        Meta(description="Prompt chunks are cut so that running streams get a token at least so often; default: off."),
+    ] = None
+    ttft_slo_ms: Annotated[
+        Milliseconds | None,
+        Meta(description="Requests whose first token is predicted to come later are refused; default: none are."),
+    ] = None
+    queue_timeout_ms: Annotated[
+        Milliseconds | None, Meta(description="Longest wait where a request says nothing; default: no bound.")
+    ] = None
     policy: Annotated[
         Literal["fcfs", "priority", "fair"],
         Meta(description="Order of waiting requests: by arrival, by priority with ageing, or fair between tenants."),

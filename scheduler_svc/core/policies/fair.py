@@ -101,6 +101,7 @@ class Fair:
 
     def num_ahead(self, sequence: Sequence, now: int) -> int:
         """At most as many of each other tenant as of its own are ahead."""
-        own = self._queues[sequence.request.tenant.name].index(sequence)
+        queue = self._queues.get(sequence.request.tenant.name)
+        own = 0 if queue is None else queue.index(sequence)
         others = (queue for name, queue in self._queues.items() if name != sequence.request.tenant.name)
         return own + sum(min(len(queue), own + 1) for queue in others)

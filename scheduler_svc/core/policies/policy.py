@@ -36,4 +36,4 @@ class Policy(Protocol):
         """Who of the running gives way for this waiting one to board; None when nobody has to."""
 
     def num_ahead(self, sequence: Sequence, now: int) -> int:
-        """How many would board before it."""
+        """About how many would board before it; also of one that is not in the queue (yet)."""

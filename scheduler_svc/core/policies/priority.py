@@ -75,7 +75,8 @@ class Priority:
         """Those of higher priority, and earlier ones of its own."""
         priority = sequence.request.priority
         higher = sum(len(order) for other, order in self._classes.items() if other > priority)
-        return higher + self._classes[priority].index(sequence)
+        equal = self._classes.get(priority)
+        return higher if equal is None else higher + equal.index(sequence)
 
 
 def _rank(sequence: Sequence) -> int:
