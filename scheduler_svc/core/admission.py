@@ -51,6 +51,8 @@ def submit(state: SchedulerState, gateway: int, message: front.Submit, now: int)
             _let_in(state, gateway, message, request, now)
             return
     state.counters.refused += 1
+    if state.guard_watch is not None:
+        state.guard_watch.note_answer(is_bad=True)
     state.emit(gateway, _refused(message.handle, rejection))
 
 

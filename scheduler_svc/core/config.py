@@ -61,3 +61,13 @@ class SchedulingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     gateway_loss_grace_ns: CountOrZero = 60_000_000_000
     worker_restart_grace_ns: CountOrZero = 120_000_000_000
     max_ended_requests_kept: CountOrZero = 1000
+
+
+def find_conflict(config: SchedulingConfig) -> str | None:
+    """Why these knobs contradict each other; None when they do not."""
+    if config.itl_target_ns is not None and not config.enable_chunked_prefill:
+        return "itl_target_ms cuts prompts into chunks: it needs enable_chunked_prefill"
+    seats, batch = config.max_num_seqs, config.static_batch_size
+    if config.batching == "static" and seats is not None and batch is not None and batch > seats:
+        return "static_batch_size is larger than max_num_seqs"
+    return None

@@ -5,10 +5,11 @@ clock, no socket, no log, no randomness. The same events at the same times give 
 """
 
 from chairlift.ipc import front
-from scheduler_svc.core import admission, attachments, events, planner, queries, recovery, results, upkeep
-from scheduler_svc.core.config import SchedulingConfig
+from scheduler_svc.core import admission, attachments, events, planner, queries, reconfigure, recovery, results, upkeep
+from scheduler_svc.core.config import SchedulingConfig, find_conflict
 from scheduler_svc.core.cost_model import StepShape
 from scheduler_svc.core.effects import Effect, SendPlan, WakeAt
+from scheduler_svc.core.revisions import Revision
 from scheduler_svc.core.state import SchedulerState
 
 
@@ -19,6 +20,10 @@ class Core:
     """
 
     def __init__(self, config: SchedulingConfig, hash_key: bytes, epoch: int) -> None:
+        """Raises ValueError when the knobs contradict each other."""
+        conflict = find_conflict(config)
+        if conflict is not None:
+            raise ValueError(conflict)
         self.state = SchedulerState(config, hash_key, epoch)
 
     def handle(self, event: events.Event, now: int) -> list[Effect]:
@@ -88,6 +93,11 @@ class Core:
         return self.state.config
 
     @property
+    def revisions(self) -> tuple[Revision, ...]:
+        """Revisions of the knobs, oldest first; the last one is in force."""
+        return self.state.revisions.history()
+
+    @property
     def is_ready(self) -> bool:
         """Whether new requests are taken: a worker is up, or may come back, and nothing drains."""
         worker = self.state.worker
@@ -111,7 +121,7 @@ class Core:
 
 FrontEvent = events.Attach | events.Stopped | events.Detach | events.Cancel | events.Explain | events.GatewayLost
 DeviceEvent = events.StepFailed | events.SnapshotNeeded | events.WorkerUp | events.WorkerLost
-OperatorEvent = events.ConfigChanged | events.Drain | events.FlushPrefixCache
+OperatorEvent = events.ConfigChanged | events.ConfigRolledBack | events.Drain | events.FlushPrefixCache
 
 
 def _handle_front(state: SchedulerState, event: FrontEvent, now: int) -> None:
@@ -144,8 +154,10 @@ def _handle_device(state: SchedulerState, event: DeviceEvent, now: int) -> None:
 
 def _handle_operator(state: SchedulerState, event: OperatorEvent, now: int) -> None:
     match event:
-        case events.ConfigChanged(config):
-            upkeep.change_config(state, config, now)
+        case events.ConfigChanged(config, expected_revision, guard, comment):
+            reconfigure.change(state, config, expected_revision, guard, comment, now)
+        case events.ConfigRolledBack(revision, expected_revision, comment):
+            reconfigure.roll_back(state, revision, expected_revision, comment, now)
         case events.Drain(undrain, deadline_in_ns):
             upkeep.drain(state, undrain, deadline_in_ns, now)
         case events.FlushPrefixCache():

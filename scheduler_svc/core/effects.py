@@ -3,6 +3,7 @@
 import msgspec
 
 from chairlift.ipc import device, front
+from scheduler_svc.core.revisions import Revision
 
 
 class SendPlan(msgspec.Struct, frozen=True, gc=False):
@@ -24,4 +25,18 @@ class WakeAt(msgspec.Struct, frozen=True, gc=False):
     at_ns: int
 
 
-Effect = SendPlan | Emit | WakeAt
+class ConfigRevised(msgspec.Struct, frozen=True):
+    """Other knobs are in force: by ConfigChanged, ConfigRolledBack, or a guard on its own."""
+
+    revision: Revision
+
+
+class ConfigRefused(msgspec.Struct, frozen=True):
+    """A change of the knobs was turned down; nothing has changed."""
+
+    reason: str
+    """A `Reason`."""
+    message: str
+
+
+Effect = SendPlan | Emit | WakeAt | ConfigRevised | ConfigRefused

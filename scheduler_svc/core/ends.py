@@ -49,6 +49,8 @@ def end_sequence(
     _close(sequence, cause, now, known if num_tokens is None else min(num_tokens, known))
     if cause.failure is None:
         state.forecast.note_end(len(sequence.outputs), request.prompt_len - request.cached_tokens)
+    if state.guard_watch is not None:
+        state.guard_watch.note_answer(is_bad=cause.reason is FinishReason.ERROR)
     request.num_unended -= 1
     if request.gateway is not None:
         state.emit(request.gateway, emission.finished(sequence, is_last=request.is_ended))

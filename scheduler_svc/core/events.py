@@ -8,6 +8,7 @@ import msgspec
 
 from chairlift.ipc import device, front
 from scheduler_svc.core.config import SchedulingConfig
+from scheduler_svc.core.revisions import Guard
 
 
 class _Event(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -101,9 +102,13 @@ class Tick(_Event, tag=13, frozen=True):
 
 
 class ConfigChanged(_Event, tag=14, frozen=True):
-    """New knobs, whole; they apply from the next plan on."""
+    """New knobs, whole; they apply from the next plan on. Answered by ConfigRevised or ConfigRefused."""
 
     config: SchedulingConfig
+    expected_revision: int | None = None
+    """Refused unless this revision is in force; None: any."""
+    guard: Guard | None = None
+    comment: str = ""
 
 
 class Drain(_Event, tag=15, frozen=True):
@@ -116,6 +121,14 @@ class Drain(_Event, tag=15, frozen=True):
 
 class FlushPrefixCache(_Event, tag=16, frozen=True):
     """Forget cached blocks that nobody uses."""
+
+
+class ConfigRolledBack(_Event, tag=17, frozen=True):
+    """Back to the values of an earlier revision (None: of the one before). Answered as ConfigChanged is."""
+
+    revision: int | None = None
+    expected_revision: int | None = None
+    comment: str = ""
 
 
 Event = (
@@ -135,4 +148,5 @@ Event = (
     | ConfigChanged
     | Drain
     | FlushPrefixCache
+    | ConfigRolledBack
 )

@@ -38,6 +38,8 @@ def step_done(state: SchedulerState, message: device.StepDone, now: int) -> None
     state.in_flight.popleft()
     _confirm(state, step, column, message, found_ends, now)
     state.counters.steps += 1
+    if state.guard_watch is not None:
+        state.guard_watch.note_step(now - state.last_result_ns, step.num_decodes)
     state.last_result_ns = now
     state.cost_model.observe(step.shape, message.device_ns + message.host_ns)
     state.probation.passed()
@@ -157,6 +159,8 @@ def _confirm_chunks(state: SchedulerState, step: Step, column: "array[int]", emi
         if not sequence.outputs:
             sequence.first_token_ns = now
             state.forecast.note_first_token(sequence.request, now)
+            if state.guard_watch is not None:
+                state.guard_watch.note_first_token(now - sequence.request.arrival_ns)
         sequence.outputs.append(token)
         state.counters.output_tokens += 1
 

@@ -34,6 +34,8 @@ def take_seat(
     if request.first_boarded_ns is None:
         request.first_boarded_ns = now
         request.cached_tokens = computed
+        if state.guard_watch is not None:
+            state.guard_watch.note_boarded(now - request.arrival_ns)
         state.num_queued_requests -= 1
         tenant.num_queued_requests -= 1
         state.counters.prompt_tokens += request.prompt_len
@@ -104,6 +106,8 @@ def preempt(state: SchedulerState, sequence: Sequence, now: int) -> None:
     sequence.preemptions += 1
     sequence.gave_way_step = state.batch.planned + 1
     state.counters.preemptions += 1
+    if state.guard_watch is not None:
+        state.guard_watch.note_preemption()
     send_back(state, sequence, WaitReason.PREEMPTED, now)
 
 

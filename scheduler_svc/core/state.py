@@ -14,12 +14,14 @@ from scheduler_svc.core.config import PARTS_PER_MILLION, SchedulingConfig
 from scheduler_svc.core.cost_model import CostModel
 from scheduler_svc.core.effects import Effect, Emit
 from scheduler_svc.core.forecast import Forecast
+from scheduler_svc.core.guard import GuardWatch
 from scheduler_svc.core.ledger import Passes, WaitClock
 from scheduler_svc.core.policies.catalogue import make_policy
 from scheduler_svc.core.prefix import PrefixHasher
 from scheduler_svc.core.probation import Probation
 from scheduler_svc.core.queue import Queue
 from scheduler_svc.core.request import Request, RequestKey
+from scheduler_svc.core.revisions import Revisions
 from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.core.steps import Step
 from scheduler_svc.core.tenants import Tenants
@@ -130,6 +132,8 @@ class SchedulerState:
         self.is_draining = False
         self.drain_deadline_ns: int | None = None
         self.counters = Counters()
+        self.revisions = Revisions(config)
+        self.guard_watch: GuardWatch | None = None
 
     def last_step(self) -> int:
         """The last step completed."""

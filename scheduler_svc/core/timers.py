@@ -22,6 +22,8 @@ class TimerKind(enum.IntEnum):
     DRAIN = 6
     BATCH_WAIT = 7
     """A static batch has waited long enough to fill."""
+    GUARD = 8
+    """A change of the knobs is under watch."""
 
 
 class Timer(NamedTuple):

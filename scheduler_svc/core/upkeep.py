@@ -1,11 +1,9 @@
-"""What is not about one request: timers, knobs, draining, and the replica's account of itself."""
+"""What is not about one request: timers, draining, and the replica's account of itself."""
 
 from chairlift.ipc import front
 from chairlift.ipc.common import FinishReason, Reason
-from scheduler_svc.core import attachments, ends, recovery
-from scheduler_svc.core.config import SchedulingConfig
+from scheduler_svc.core import attachments, ends, reconfigure, recovery
 from scheduler_svc.core.ends import Cause
-from scheduler_svc.core.policies.catalogue import make_policy
 from scheduler_svc.core.state import SchedulerState
 from scheduler_svc.core.timers import Timer, TimerKind
 
@@ -41,18 +39,11 @@ def _fire(state: SchedulerState, timer: Timer, now: int) -> None:
             ends.drop_output(request)
         case TimerKind.WORKER_GRACE:
             recovery.give_up_on_worker(state, now)
+        case TimerKind.GUARD:
+            reconfigure.check_guard(state, now)
         case TimerKind.DRAIN if state.is_draining and state.drain_deadline_ns == timer.at_ns:
             for living in list(state.requests.values()):
                 ends.end_request(state, living, DRAINED, now)
-
-
-def change_config(state: SchedulerState, config: SchedulingConfig, now: int) -> None:
-    """New knobs hold from the next plan on. A lower `max_num_seqs` lets riders finish."""
-    state.config = config
-    state.tenants.configure(config)
-    state.queue.change_policy(make_policy(config, state.last_step), now)
-    state.blocked.clear()
-    ends.bound_ended(state)
 
 
 def drain(state: SchedulerState, undrain: bool, deadline_in_ns: int | None, now: int) -> None:

@@ -1,0 +1,86 @@
+"""Changes of the knobs while requests run: validated whole, numbered, taken back on demand or by a guard.
+
+A change holds from the next plan on. Riders are not killed: with fewer seats, those that are taken are given back one
+by one.
+"""
+
+from chairlift.ipc.common import Reason
+from scheduler_svc.core import ends
+from scheduler_svc.core.config import SchedulingConfig, find_conflict
+from scheduler_svc.core.effects import ConfigRefused, ConfigRevised
+from scheduler_svc.core.guard import GuardWatch
+from scheduler_svc.core.policies.catalogue import make_policy
+from scheduler_svc.core.revisions import Guard, Origin, Revision
+from scheduler_svc.core.state import SchedulerState
+from scheduler_svc.core.timers import TimerKind
+
+
+def change(
+    state: SchedulerState,
+    config: SchedulingConfig,
+    expected_revision: int | None,
+    guard: Guard | None,
+    comment: str,
+    now: int,
+) -> None:
+    """Puts new knobs in force, or says why not."""
+    conflict = find_conflict(config)
+    if _is_other_revision(state, expected_revision):
+        return
+    if conflict is not None:
+        state.effects.append(ConfigRefused(Reason.INVALID_REQUEST, conflict))
+    elif guard is not None and (guard.window_ns < 1 or guard.bound < 0):
+        state.effects.append(ConfigRefused(Reason.INVALID_REQUEST, "a guard needs a window, and a bound of 0 or more"))
+    else:
+        _put_in_force(state, state.revisions.add(config, Origin.UPDATE, now, comment, guard), now)
+
+
+def roll_back(state: SchedulerState, number: int | None, expected_revision: int | None, comment: str, now: int) -> None:
+    """Makes the values of an earlier revision (None: of the one before) a new one."""
+    if _is_other_revision(state, expected_revision):
+        return
+    earlier = state.revisions.find(number)
+    if earlier is None:
+        state.effects.append(ConfigRefused(Reason.INVALID_REQUEST, "no such revision is known"))
+        return
+    revision = state.revisions.add(earlier.config, Origin.ROLLBACK, now, comment, restores=earlier.number)
+    _put_in_force(state, revision, now)
+
+
+def _is_other_revision(state: SchedulerState, expected: int | None) -> bool:
+    current = state.revisions.current.number
+    if expected is None or expected == current:
+        return False
+    state.effects.append(ConfigRefused(Reason.WRONG_REVISION, f"revision {current} is in force, not {expected}"))
+    return True
+
+
+def _put_in_force(state: SchedulerState, revision: Revision, now: int) -> None:
+    config = revision.config
+    state.config = config
+    state.tenants.configure(config)
+    state.queue.change_policy(make_policy(config, state.last_step), now)
+    state.blocked.clear()
+    ends.bound_ended(state)
+    state.guard_watch = None
+    if revision.guard is not None:
+        state.guard_watch = GuardWatch(revision.guard, revision.number, now)
+        state.timers.set(state.guard_watch.next_check_ns(now), TimerKind.GUARD, 0)
+    state.effects.append(ConfigRevised(revision))
+
+
+def check_guard(state: SchedulerState, now: int) -> None:
+    """Looks whether the change under watch has to be taken back, and when to look again."""
+    watch = state.guard_watch
+    if watch is None:
+        return
+    if watch.is_passed(now):
+        earlier = state.revisions.find(None)
+        assert earlier is not None, "what is watched is a change"
+        comment = f"{watch.guard.metric.name} passed {watch.guard.bound} under revision {watch.revision}"
+        revision = state.revisions.add(earlier.config, Origin.GUARD, now, comment, restores=earlier.number)
+        _put_in_force(state, revision, now)
+    elif now < watch.ends_ns:
+        state.timers.set(watch.next_check_ns(now), TimerKind.GUARD, 0)
+    else:
+        state.guard_watch = None
