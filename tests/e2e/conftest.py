@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import grpc
 import msgspec
@@ -20,14 +20,15 @@ from chairlift.ipc import device, front
 from chairlift.ipc.common import SamplingParams
 from chairlift.ipc.tokens import pack_u32, unpack_u32, unpack_u64
 from chairlift.runtime.model_source import BUILT_IN, resolve_model
+from chairlift.runtime.settings import ModelSettings, Settings, WorkerSettings
 from chairlift.v1 import ops_pb2, ops_pb2_grpc
+from gpu_worker.backends.backend import Model
+from gpu_worker.backends.choose import choose_backend
 from gpu_worker.batch.limits import BatchLimits
 from gpu_worker.kv_cache import KvCache, KvGeometry
-from gpu_worker.loading.loader import LoadedModel, load_model
-from gpu_worker.model.decoder import Decoder
-from gpu_worker.model.ops import TorchOps
-from gpu_worker.model.torch_attention import TorchAttention
+from gpu_worker.loading.loader import open_model
 from gpu_worker.runner import Runner
+from gpu_worker.sizes import choose_sizes
 from scheduler_svc.core import effects, events
 from scheduler_svc.core.config import SchedulingConfig
 from scheduler_svc.core.core import Core
@@ -143,8 +144,9 @@ _EPOCH = 77
 class EngineFactory:
     """Makes engines that share one loaded model; each has a cache of its own, NaN wherever nothing was written."""
 
-    def __init__(self, model: LoadedModel, max_model_len: int = _MAX_MODEL_LEN) -> None:
+    def __init__(self, model: Model, dtype: torch.dtype, max_model_len: int = _MAX_MODEL_LEN) -> None:
         self.model = model
+        self._dtype = dtype
         self._max_model_len = max_model_len
 
     def __call__(
@@ -154,22 +156,35 @@ class EngineFactory:
         limits = BatchLimits(
             max_num_seqs, max_num_batched_tokens, self._max_model_len, config.vocab_size, num_blocks, 16
         )
-        cache = KvCache(KvGeometry.of(config, 16, torch.float32), num_blocks, torch.device("cpu"))
-        attention = TorchAttention(config.num_kv_heads, 16, num_blocks + 1)
-        decoder = Decoder(config, self.model.weights, TorchOps(), attention, self._max_model_len)
+        cache = KvCache(KvGeometry.of(config, 16, self._dtype), num_blocks, torch.device("cpu"))
         cache.poison(torch.arange(num_blocks))
         geometry = device.Geometry(
             "model", "f00d", config.vocab_size, self._max_model_len, tuple(config.eos_token_ids), 16, num_blocks, 0,
-            max_num_seqs, max_num_batched_tokens, cache.geometry.bytes_per_token, "float32",
+            max_num_seqs, max_num_batched_tokens, cache.geometry.bytes_per_token, str(self._dtype),
         )  # fmt: skip
-        runner = Runner(decoder, cache, limits, _EPOCH)
+        runner = Runner(self.model.new_decoder(limits), cache, limits, _EPOCH)
         return Engine(runner, geometry, msgspec.structs.replace(SchedulingConfig(), **knobs))
 
 
 @pytest.fixture(scope="session")
-def smollm2() -> EngineFactory:
+def engines_of() -> Callable[..., EngineFactory]:
+    """Engines of the built-in model, run by what the product chooses for these settings."""
+
+    def load(dtype: Literal["float32", "bfloat16"], quantization: Literal["none", "int8", "gguf"]) -> EngineFactory:
+        settings = Settings(
+            model=ModelSettings(dtype=dtype, quantization=quantization), worker=WorkerSettings(num_threads=1)
+        )
+        files = open_model(resolve_model(BUILT_IN))
+        sizes = choose_sizes(settings, files.config)
+        return EngineFactory(choose_backend(settings, files, sizes).load(files), sizes.dtype)
+
+    return load
+
+
+@pytest.fixture(scope="session")
+def smollm2(engines_of: Callable[..., EngineFactory]) -> EngineFactory:
     """Engines of the built-in model in float32."""
-    return EngineFactory(load_model(resolve_model(BUILT_IN), torch.float32, torch.device("cpu")))
+    return engines_of("float32", "none")
 
 
 class ServedStack:
