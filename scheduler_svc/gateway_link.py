@@ -118,7 +118,7 @@ class GatewayLink:
             if facts.model is not None and gateway.fingerprint != facts.model.fingerprint:
                 self._link.send(gateway.identity, self._fingerprint_refusal(gateway.fingerprint, facts.model))
                 self._drop(gateway, "tokenises for another model")
-        self.broadcast(front.ReplicaState(facts.epoch, facts.ready, facts.draining, facts.model))
+        self.broadcast(front.ReplicaState(facts.epoch, facts.ready, facts.draining, facts.model, facts.limits))
 
     def _to_event(self, gateway: Gateway, message: front.ToScheduler) -> events.Event | OperatorCommand | None:
         number = gateway.number

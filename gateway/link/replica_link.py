@@ -85,6 +85,7 @@ class ReplicaLink:
         self.is_ready = False
         self.is_draining = False
         self.model: front.ModelInfo | None = None
+        self.limits: front.ReplicaLimits | None = None
         self.load = front.Load()
         self.load_at = 0.0
         """When `load` came, by the clock."""
@@ -248,6 +249,7 @@ class ReplicaLink:
             return
         self.hello, self.why_refused = hello, ""
         self.is_ready, self.is_draining, self.model = hello.ready, hello.draining, hello.model
+        self.limits = hello.limits
         self._last_beat = self._clock()
         self._move(LinkState.ATTACHED)
         self._log.info("scheduler_attached", replica_id=hello.replica_id, epoch=hello.epoch, ready=hello.ready)
@@ -278,6 +280,7 @@ class ReplicaLink:
     def _on_replica_state(self, state: front.ReplicaState) -> None:
         if state.epoch == self.scheduler_epoch:
             self.is_ready, self.is_draining, self.model = state.ready, state.draining, state.model
+            self.limits = state.limits or self.limits
             self._listener.on_changed(self)
 
     # ---- time ----

@@ -42,7 +42,7 @@ class GetModelMethod:
 def describe(model: ServedModel, replicas: Replicas) -> pb.Model:
     """The served model with the limits in force. Raises ApiError until a replica has told of its own."""
     info, limits = model.info(), model.limits()
-    hello = next((link.hello for link in replicas.links if link.is_attached and link.hello is not None), None)
+    in_force = next((link.limits for link in replicas.links if link.is_attached and link.limits is not None), None)
     return pb.Model(
         id=model.name,
         context_length=info.max_model_len,
@@ -50,7 +50,7 @@ def describe(model: ServedModel, replicas: Replicas) -> pb.Model:
         dtype=info.dtype,
         quantization=info.quantization or "none",
         kv_capacity_tokens=info.kv_capacity_tokens,
-        limits=_limits(limits, hello.limits if hello is not None else None),
+        limits=_limits(limits, in_force),
         num_parameters=info.num_parameters,
         fingerprint=info.fingerprint,
         eos_token_ids=info.eos_token_ids,

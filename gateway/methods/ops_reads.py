@@ -168,7 +168,7 @@ def _kv_blocks(link: ReplicaLink, load: front.Load) -> pb.KvBlocks:
         free=load.blocks_free,
         cached=load.blocks_cached,
         used=load.blocks_used,
-        block_size=link.hello.limits.block_size if link.hello is not None else 0,
+        block_size=link.limits.block_size if link.limits is not None else 0,
     )
 
 

@@ -68,11 +68,16 @@ class CancelMethod:
         self._replicas = replicas
 
     async def __call__(self, request: pb.CancelRequest, _: Call) -> pb.CancelResponse:
-        """Ends a request of the caller's wherever it is. Raises ApiError when no replica can be asked."""
+        """Ends a request of the caller's wherever it is. UNKNOWN too where a replica that may have it cannot be asked:
+        a client that cancels has no use for an error.
+        """
         refuse_unknown_fields(request)
         if not is_request_id(request.request_id):
             return pb.CancelResponse(outcome=pb.CANCEL_OUTCOME_UNKNOWN)
-        outcome = await cancel_everywhere(self._replicas, RequestKey(TENANT, request.request_id))
+        try:
+            outcome = await cancel_everywhere(self._replicas, RequestKey(TENANT, request.request_id))
+        except ApiError:
+            outcome = CancelOutcome.UNKNOWN
         return pb.CancelResponse(outcome=pb.CancelOutcome.ValueType(outcome))
 
 

@@ -86,6 +86,7 @@ class GenerationTable:
         generation = Generation(key, self._table, self._clock(), offsets=offsets)
         handle = self._register(generation, link)
         if not link.send(msgspec.structs.replace(attach, handle=handle)):
+            self._forget(generation)
             raise ApiError(Reason.NO_SCHEDULER, "the scheduler does not take requests")
         self._served[id(generation)] = generation
         return generation

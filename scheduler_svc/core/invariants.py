@@ -1,6 +1,6 @@
 """What must hold after every event, checked from scratch. For tests and for replay with checks: slow on purpose.
 
-Each check is one of DESIGN.md's invariants; a failure is a bug of ours and raises AssertionError.
+Each check is one of ARCHITECTURE.md's invariants; a failure is a bug of ours and raises AssertionError.
 """
 
 from collections import Counter

@@ -1,8 +1,8 @@
 """What both links share: versions, reasons, sampling parameters.
 
-Evolution rules (DESIGN.md): a field is only ever appended, with a default; a struct's tag is never reused; a message
-with a new tag goes only to a peer that announced that tag in its hello; another major version is refused. A reason
-travels as a plain string, so that an older peer passes on one that it does not know.
+Evolution rules: a field is only ever appended, with a default; a struct's tag is never reused; another major version
+is refused. Hellos announce the tags that a build understands: whoever adds a message after version 1.0 sends it only to
+peers that announced it. A reason travels as a plain string, so that an older peer passes on one that it does not know.
 """
 
 import enum

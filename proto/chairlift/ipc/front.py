@@ -263,6 +263,8 @@ class ReplicaState(Message, tag=71, frozen=True):
     ready: bool
     draining: bool
     model: ModelInfo | None = None
+    limits: ReplicaLimits | None = None
+    """They follow the worker's geometry."""
 
 
 class Accepted(Message, tag=72, frozen=True):

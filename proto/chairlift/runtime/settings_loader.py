@@ -31,7 +31,8 @@ def load_settings(
 ) -> Settings:
     """The settings in force.
 
-    `config` is a TOML file (default: the one that ``CHAIRLIFT_CONFIG`` names); `overrides` are ``section.key=value``;
+    `config` is a TOML file (default: the one that ``CHAIRLIFT_CONFIG`` names); `overrides` are ``section.key=value``,
+    a list as ``a,b`` or as a JSON array;
     `environ` defaults to the process's own, with keys such as ``CHAIRLIFT_SCHEDULER__MAX_NUM_SEQS``.
     Raises SettingsError.
     """
@@ -93,7 +94,7 @@ def _render(value: Any) -> str:
     if value is None:
         return "none"
     if isinstance(value, tuple):
-        return ",".join(str(item) for item in value)
+        return msgspec.json.encode(value).decode()
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -139,8 +140,18 @@ def _set(settings: Settings, path: str, text: str, source: str) -> Settings:
         if types.NoneType in typing.get_args(hint) and text.lower() in ("none", ""):
             value = None
         elif typing.get_origin(hint) is tuple:
-            value = [part.strip() for part in text.split(",") if part.strip()]
+            value = _parse_list(text, source)
     return _merge(settings, {section: {key: value}}, source, strict=False)
+
+
+def _parse_list(text: str, source: str) -> list[Any]:
+    """A list: ``a,b``, or a JSON array, which items that hold a comma need."""
+    if not text.lstrip().startswith("["):
+        return [part.strip() for part in text.split(",") if part.strip()]
+    try:
+        return msgspec.json.decode(text, type=list[Any])
+    except msgspec.DecodeError as error:
+        raise SettingsError(f"{source}: not a JSON array: {error}") from None
 
 
 def _did_you_mean(key: str, section: msgspec.Struct) -> str:

@@ -1,7 +1,10 @@
 """Where a setting's value comes from, and what a wrong one says."""
 
+import typing
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from chairlift.runtime.settings import Settings
@@ -37,6 +40,7 @@ def test_the_file_may_come_from_the_environment(tmp_path: Path) -> None:
         ("scheduler.watermark=1", "watermark"),
         ("scheduler.watermark=nan", "watermark"),
         ("scheduler.max_num_seqs", "expected section.key=value"),
+        ("gateway.replicas=[ipc", "not a JSON array"),
     ],
 )
 def test_a_wrong_setting_is_refused_with_its_path(override: str, says: str) -> None:
@@ -73,10 +77,34 @@ def test_a_mistyped_environment_variable_is_refused() -> None:
 
 def test_settings_can_be_handed_on() -> None:
     """The supervisor gives its children the same settings as it was given."""
-    overrides = ["gateway.replicas=ipc:///a,ipc:///b", "worker.deterministic=false", "scheduler.max_num_seqs=8"]
+    overrides = [
+        "gateway.replicas=ipc:///a,ipc:///b",
+        'scheduler.tenants=["a: weight=2, max_num_seqs=4", "b: weight=1"]',
+        "worker.deterministic=false",
+        "scheduler.max_num_seqs=8",
+    ]
     settings = load_settings(overrides=overrides, environ={})
     assert load_settings(overrides=to_toml_overrides(settings), environ={}) == settings
     assert to_toml_overrides(Settings()) == []
+
+
+def test_every_setting_survives_being_handed_on() -> None:
+    """A value with a comma, a space or an empty string in it reaches the child as it was."""
+    changed = {"str": "a b, c", "str | None": "x,y", "tuple[str, ...]": ("a, b", "c")}
+    for section in Settings.__struct_fields__:
+        for field in msgspec.structs.fields(type(getattr(Settings(), section))):
+            kind = next((name for name in changed if name == _plain(field.type)), None)
+            if kind is not None:
+                values = msgspec.structs.replace(getattr(Settings(), section), **{field.name: changed[kind]})
+                settings = msgspec.structs.replace(Settings(), **{section: values})
+                assert load_settings(overrides=to_toml_overrides(settings), environ={}) == settings
+
+
+def _plain(annotation: Any) -> str:
+    """An annotation without its metadata, as text."""
+    args = typing.get_args(annotation)
+    kind = args[0] if typing.get_origin(annotation) is typing.Annotated else annotation
+    return kind.__name__ if isinstance(kind, type) and not typing.get_args(kind) else str(kind)
 
 
 def test_a_process_says_what_is_wrong_and_exits(capsys: pytest.CaptureFixture[str]) -> None:

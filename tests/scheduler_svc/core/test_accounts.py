@@ -154,7 +154,7 @@ def test_prompt_log_probabilities_are_sent_once_though_the_prompt_is_computed_ag
 
 
 def test_the_load_counts_every_outcome(make_world: "Callable[..., World]") -> None:
-    """BEHAVIOUR 27."""
+    """vllm#55634: aborted requests were missing from the counts."""
     world = make_world(max_num_seqs=2)
     world.submit([1] * 9, max_tokens=5)
     world.submit([2] * 9, max_tokens=5, request_id="b")

@@ -64,7 +64,7 @@ def test_a_step_may_throw_at_any_time_and_all_go_on(
 
 @pytest.mark.parametrize("num_running", [0, 3, 7])
 def test_a_poisoned_request_ends_alone(make_world: "Callable[..., World]", num_running: int) -> None:
-    """BEHAVIOUR 25. A newcomer is tested after those that ran before."""
+    """TGI#3050. A newcomer is tested after those that ran before."""
     world = make_world()
     jobs = [([40 + i] * 4, world.submit([40 + i] * 4, max_tokens=12)) for i in range(num_running)]
     for _ in range(3 if jobs else 0):
@@ -169,7 +169,7 @@ def test_a_result_that_does_not_fit_is_a_failed_step(
 
 
 def test_stale_results_are_counted_and_dropped(make_world: "Callable[..., World]") -> None:
-    """BEHAVIOUR 18: results carry epoch and step."""
+    """vllm#47900: results carry epoch and step."""
     world = make_world()
     jobs = six(world)
     world.step()

@@ -95,7 +95,7 @@ def refusal(world: "World", submit: front.Submit) -> front.Refused:
 def test_what_is_no_request_is_refused_with_its_field(
     make_world: "Callable[..., World]", changes: dict[str, Any], field: str
 ) -> None:
-    """BEHAVIOUR 12: clear refusal, and nothing else is touched."""
+    """vllm#52693: clear refusal, and nothing else is touched."""
     world = make_world()
     refused = refusal(world, sound(**changes))
     assert (refused.reason, refused.field) == (Reason.INVALID_REQUEST, field)
@@ -115,7 +115,7 @@ def test_what_is_no_request_is_refused_with_its_field(
 def test_what_can_never_fit_is_refused_with_the_limit(
     make_world: "Callable[..., World]", prompt_len: int, max_tokens: int, reason: Reason, field: str
 ) -> None:
-    """BEHAVIOUR 13."""
+    """vllm#39734: such a request blocked the queue for ever while health stayed good."""
     world = make_world(geometry_changes={"num_blocks": 20})
     refused = refusal(world, sound(prompt=pack_u32([1] * prompt_len), max_tokens=max_tokens))
     assert (refused.reason, refused.field) == (reason, field)
@@ -157,7 +157,7 @@ def test_a_full_queue_refuses_with_a_time_for_a_retry(make_world: "Callable[...,
 
 
 def test_queued_prompt_tokens_are_bounded(make_world: "Callable[..., World]") -> None:
-    """BEHAVIOUR 19: room is counted anew whenever a place is given up."""
+    """sglang#28530: room is counted anew whenever a place is given up."""
     world = make_world(max_num_queued_tokens=100)
     world.submit([1] * 60, request_id="a")
     refused = world.submit([2] * 60).refused

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 MS = 1_000_000
 
 
-# ---- the same id again (BEHAVIOUR 7, 8, 10) ----
+# ---- the same id again (vllm#10583, #15041; vllm#23697; vllm#20520) ----
 
 
 def test_the_same_request_again_attaches_from_offset_0(make_world: "Callable[..., World]") -> None:
@@ -69,7 +69,7 @@ def test_an_id_used_again_while_its_cancelled_rows_are_in_flight_is_a_new_reques
     assert world.core.load().discarded_rows == 2
 
 
-# ---- ends that come from outside (BEHAVIOUR 9) ----
+# ---- ends that come from outside (lmdeploy#1788, llama.cpp#11414) ----
 
 
 @pytest.mark.parametrize("num_steps", [0, 1, 2, 5])
@@ -88,7 +88,7 @@ def test_a_cancelled_requests_blocks_are_free_at_once(make_world: "Callable[...,
 
 
 def test_what_is_known_of_ended_requests_is_bounded(make_world: "Callable[..., World]") -> None:
-    """BEHAVIOUR 11: the set of cancelled ids does not grow for ever."""
+    """TRT-LLM#8131: the set of cancelled ids does not grow for ever."""
     world = make_world(max_ended_requests_kept=3)
     for i in range(10):
         world.submit([i], request_id=f"r{i}", detach_grace_ns=1000)
@@ -223,7 +223,7 @@ def test_nonsense_from_a_gateway_changes_nothing(make_world: "Callable[..., Worl
     assert stream.outputs[0] == world.expected([1, 2], 5)
 
 
-# ---- time (BEHAVIOUR 29) ----
+# ---- time (triton#6920) ----
 
 
 def test_a_deadline_is_exact_while_waiting(make_world: "Callable[..., World]") -> None:

@@ -193,7 +193,7 @@ def test_choices_of_one_request_preempt_and_come_back_to_their_siblings_prompt(
 
 
 def test_the_latest_arrival_gives_way_and_all_get_their_tokens(make_world: "Callable[..., World]") -> None:
-    """BEHAVIOUR 16, 17: no two evict each other in turn, and the place of arrival is kept."""
+    """vllm-ascend#16315; vllm#41951: no two evict each other in turn, and the place of arrival is kept."""
     world = make_world(geometry_changes={"num_blocks": 16})
     prompts = [[60 + i] * 6 for i in range(6)]
     streams = [world.submit(prompt, max_tokens=30) for prompt in prompts]
@@ -234,7 +234,7 @@ def test_the_watermark_keeps_blocks_free_for_riders(make_world: "Callable[..., W
 
 
 def test_smaller_requests_pass_one_that_does_not_fit_for_a_bounded_time(make_world: "Callable[..., World]") -> None:
-    """BEHAVIOUR 15: a large request at the head does not block small ones, and is not starved by them."""
+    """vllm#31731: a large request at the head does not block small ones, and is not starved by them."""
     world = make_world(geometry_changes={"num_blocks": 20}, max_head_bypass_ns=5_000_000)
     world.submit([1] * 30, max_tokens=30)
     world.tick()

@@ -239,7 +239,7 @@ def test_cached_and_recomputed_tokens_are_not_charged(make_world: "Callable[...,
 
 
 def test_larger_priority_goes_first_and_lower_ones_give_way(make_world: "Callable[..., World]") -> None:
-    """BEHAVIOUR 20: a higher class never waits for a lower one that could be preempted."""
+    """sglang#31954, vllm#40004: a higher class never waits for a lower one that could be preempted."""
     world = make_world(policy="priority", max_num_seqs=2)
     low = [world.submit([i], max_tokens=40, priority=0) for i in range(3)]
     for _ in range(4):
