@@ -91,15 +91,29 @@ class TritonAttentionStep:
         num_split = 0
         if self.workspace is not None:
             num_split = self.layout.num_decodes
-            kv = self._rows(k_pages, v_pages, 0, num_split)
+            kv = self.rows(k_pages, v_pages, 0, num_split)
             paged_decode(q[:num_split], kv, self.workspace, softmax_scale=scale, window=window, out=out[:num_split])
-        num_rows = self.layout.num_decodes + self.layout.num_chunk_rows
-        if num_split < num_rows and self.layout.cu_q is not None:
-            kv = self._rows(k_pages, v_pages, num_split, num_rows)
-            paged_attention(q, kv, self.layout.cu_q[num_split:], softmax_scale=scale, window=window, out=out)
+        self.attend_from(num_split, q, k_pages, v_pages, window, out)
         return out.view(q.shape[0], -1)
 
-    def _rows(self, k_pages: torch.Tensor, v_pages: torch.Tensor, start: int, end: int) -> PagedKv:
+    def attend_from(
+        self,
+        first_row: int,
+        q: torch.Tensor,
+        k_pages: torch.Tensor,
+        v_pages: torch.Tensor,
+        window: int | None,
+        out: torch.Tensor,
+    ) -> None:
+        """Fills `out` for the rows from `first_row` on, in one unified launch."""
+        num_rows = self.layout.num_decodes + self.layout.num_chunk_rows
+        if first_row < num_rows and self.layout.cu_q is not None:
+            kv = self.rows(k_pages, v_pages, first_row, num_rows)
+            scale = self.shape.head_dim**-0.5
+            paged_attention(q, kv, self.layout.cu_q[first_row:], softmax_scale=scale, window=window, out=out)
+
+    def rows(self, k_pages: torch.Tensor, v_pages: torch.Tensor, start: int, end: int) -> PagedKv:
+        """Pages and tables of some of the step's rows."""
         layout = self.layout
         assert layout.kv_lens is not None
         row_ids = None if layout.row_ids is None else layout.row_ids[start:end]
