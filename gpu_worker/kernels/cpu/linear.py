@@ -1,8 +1,8 @@
 """Linear layers on packed weights: a second `Linear` beside `DenseLinear`, in bfloat16, float32, 8 and 4 bits.
 
 Weights are packed once and exist in no other form; src/linear.h draws the layout. A row's result is the same bits
-whatever the other rows are. Quantised weights take inputs quantised on the fly to signed bytes, by row for INT8 and by
-groups of 32 for GGUF's blocks (as llama.cpp does).
+whatever the other rows are. Quantised weights take inputs quantised on the fly to signed bytes, by groups of 64 for
+INT8 (src/quantise.h has why) and of 32 for GGUF's blocks (as llama.cpp does).
 """
 
 import ctypes
@@ -16,6 +16,7 @@ from gpu_worker.kernels.cpu.memory import WeightMemory
 from gpu_worker.kernels.cpu.threads import ThreadTeam
 
 GROUP_INPUTS = 32
+INT8_GROUP_INPUTS = 64
 MAX_INPUTS = 65536
 _PANEL = 16
 _ROW_ALIGNMENT = 64
@@ -37,6 +38,11 @@ class WeightKind(enum.IntEnum):
     def block_bytes(self) -> int | None:
         """Bytes of a GGUF block of 32 weights; None for kinds that are packed from numbers."""
         return _BLOCK_BYTES.get(self)
+
+    @property
+    def input_group(self) -> int:
+        """Inputs that are quantised with one scale, for kinds that quantise them."""
+        return GROUP_INPUTS if self.block_bytes else INT8_GROUP_INPUTS
 
     @property
     def input_dtype(self) -> torch.dtype | None:
@@ -156,7 +162,7 @@ class PackedLinear:
         return Inputs(rows=x.data_ptr(), row_bytes=x.shape[1] * x.itemsize), x
 
     def _quantised(self, x: torch.Tensor) -> tuple[Inputs, tuple[torch.Tensor, ...]]:
-        num_rows, per_row = x.shape[0], self.in_features // GROUP_INPUTS if self.kind.block_bytes else 1
+        num_rows, per_row = x.shape[0], -(-self.in_features // self.kind.input_group)
         row_bytes = -(-self.in_features // _ROW_ALIGNMENT) * _ROW_ALIGNMENT
         codes = torch.empty((num_rows, row_bytes), dtype=torch.int8)
         scales = torch.empty((num_rows, per_row), dtype=torch.float32)

@@ -125,9 +125,8 @@ class Decoder {
   template <class T>
   void norm(Pool* pool, const float* rows, const float* weight, const Linear& next, int64_t num_rows) {
     const int n = shape_.hidden_size;
-    const bool is_quantised = next.kind >= kWeightInt8;
     each_row(pool, num_rows, [&](int64_t r) {
-      if (!is_quantised) {
+      if (!is_quantised(next.kind)) {
         rms_norm_row(rows + r * n, weight, n, shape_.norm_eps,
                      reinterpret_cast<T*>(hidden_in_.numbers + r * hidden_in_.row_bytes));
         return;
@@ -140,7 +139,7 @@ class Decoder {
 
   template <class T>
   void quantise(Pool* pool, const Linear& next, const Activations& a, int64_t num_rows) {
-    if (next.kind < kWeightInt8) return;
+    if (!is_quantised(next.kind)) return;
     each_row(pool, num_rows, [&](int64_t r) {
       quantise_into(next, a, r, reinterpret_cast<const T*>(a.numbers + r * a.row_bytes), next.num_inputs);
     });
@@ -148,12 +147,12 @@ class Decoder {
 
   template <class T>
   static void quantise_into(const Linear& next, const Activations& a, int64_t row, const T* x, int n) {
-    const int64_t per_row = is_grouped(next.kind) ? num_groups(n) : 1;
+    const int64_t per_row = input_groups(next.kind, n);
     quantise_row(next.kind, x, n, a.codes + row * a.code_bytes, a.scales + row * per_row, a.sums + row * per_row);
   }
 
   static void multiply(Pool* pool, const Linear& linear, const Activations& a, int64_t num_rows, const Outputs& out) {
-    if (linear.kind >= kWeightInt8) {
+    if (is_quantised(linear.kind)) {
       run_linear(pool, linear, {a.codes, a.code_bytes, a.scales, a.sums}, num_rows, out);
     } else {
       run_linear(pool, linear, {a.numbers, a.row_bytes, nullptr, nullptr}, num_rows, out);

@@ -19,13 +19,6 @@ struct FloatProduct {
   static CL_INLINE Sum mac(Sum s, VI x, VI w) { return fma(as_f(x), as_f(w), s); }
   static CL_INLINE void put(int32_t* p, Sum s) { store_i(p, as_i(s)); }
 };
-struct ByteProduct {
-  using Sum = VI;
-  static CL_INLINE Sum none() { return zero_i(); }
-  static CL_INLINE Sum mac(Sum s, VI x, VI w) { return mac_u8s8(s, w, x); }
-  static CL_INLINE void put(int32_t* p, Sum s) { store_i(p, s); }
-};
-
 // tile[r][panel * 16 ..] for R rows and P panels; `panel_step` bytes from one panel to the next.
 template <class Product, int R, int P>
 CL_INLINE void multiply_block(const char* x, int64_t row_bytes, const char* panels, int64_t panel_step, int units,

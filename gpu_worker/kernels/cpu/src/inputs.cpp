@@ -2,10 +2,11 @@
 #include "pool.h"
 #include "quantise.h"
 
-// x: [num_rows, n] contiguous. codes: [num_rows, n rounded up to 64]; scales and sums: [num_rows] or [num_rows, n / 32].
+// x: [num_rows, n] contiguous. codes: [num_rows, n rounded up to 64]; scales and sums:
+// [num_rows, input_groups].
 CL_EXPORT void chairlift_quantise(void* pool, int32_t kind, int32_t dtype, const void* x, int64_t num_rows, int32_t n,
                                   int8_t* codes, float* scales, int32_t* sums) {
-  const int64_t per_row = cl::is_grouped(kind) ? cl::num_groups(n) : 1;
+  const int64_t per_row = cl::input_groups(kind, n);
   auto body = [&](int64_t row, int) {
     int8_t* to = codes + row * cl::quantised_row_bytes(n);
     if (dtype == cl::kBFloat16) {

@@ -1,8 +1,7 @@
 #include "linear.h"
 
-#include <type_traits>
-
 #include "gemm_amx.h"
+#include "gemm_bytes.h"
 #include "gemm_groups.h"
 #include "gemm_rows.h"
 #include "rows.h"
@@ -35,7 +34,7 @@ class PanelPair {
     for (int64_t row = begin; row < end;) {
       const int left = int(end - row < kTileRows ? end - row : kTileRows);
       const int rows = multiply(row, left);
-      if (linear_.kind == kWeightInt8) scale(row, rows);
+      if (linear_.scales) scale(rows);
       if (linear_.bias) add_bias(rows);
       for (int r = 0; r < rows; ++r) put(row + r, tile_.sums + r * kTileStride);
       row += rows;
@@ -51,8 +50,8 @@ class PanelPair {
   // Products of some of the `left` next rows into the tile; how many.
   int multiply(int64_t row, int left) {
     switch (linear_.kind) {
-      case kWeightBf16: return multiply_as<Bf16Product>(row, left);
-      case kWeightInt8: return multiply_as<ByteProduct>(row, left);
+      case kWeightBf16: return multiply_bf16(row, left);
+      case kWeightInt8: return multiply_bytes(row, left);
       case kWeightFloat: return multiply_vectors<FloatProduct>(row, left);
       case kWeightGroup8: return multiply_groups_as<kWeightGroup8>(row, left);
       case kWeightGroup4: return multiply_groups_as<kWeightGroup4>(row, left);
@@ -60,16 +59,37 @@ class PanelPair {
     }
   }
 
-  template <class Product>
-  int multiply_as(int64_t row, int left) {
+  int multiply_bf16(int64_t row, int left) {
 #if defined(__AMX_BF16__) && defined(__AMX_INT8__)
     if (left != configured_) configure_tiles(configured_ = left);
-    multiply_tiles<Product>(left, input(row), in_.row_bytes, weights_, weights_ + (panels_ - 1) * panel_bytes(linear_),
-                            num_units(linear_), reinterpret_cast<int32_t*>(tile_.sums));
+    multiply_tiles(left, input(row), in_.row_bytes, weights_, weights_ + (panels_ - 1) * panel_bytes(linear_),
+                   num_units(linear_), reinterpret_cast<int32_t*>(tile_.sums));
     return left;
 #else
-    return multiply_vectors<Product>(row, left);
+    return multiply_vectors<Bf16Product>(row, left);
 #endif
+  }
+
+  int multiply_bytes(int64_t row, int left) {
+    const int groups = input_groups(linear_.kind, linear_.num_inputs);
+    const float* scales = in_.scales + row * groups;
+#if defined(__AMX_BF16__) && defined(__AMX_INT8__)
+    const int rows = left < 16 ? left : 16;
+    if (rows != configured_) configure_tiles(configured_ = rows);
+#else
+    const int rows = left < kByteRows ? left : kByteRows;
+#endif
+    for (int p = 0; p < panels_; ++p) {
+      const char* panel = weights_ + p * panel_bytes(linear_);
+      float* out = tile_.sums + p * kPanel;
+#if defined(__AMX_BF16__) && defined(__AMX_INT8__)
+      multiply_byte_tiles(rows, input(row), in_.row_bytes, scales, panel, groups, out, kTileStride);
+#else
+      multiply_byte_rows(rows, input(row), in_.row_bytes, scales, in_.sums + row * groups, panel, groups, out,
+                         kTileStride);
+#endif
+    }
+    return rows;
   }
 
   template <class Product>
@@ -96,17 +116,11 @@ class PanelPair {
     return rows;
   }
 
-  // Integer sums of int8 weights to numbers.
-  void scale(int64_t row, int rows) {
+  void scale(int rows) {
     const float* scales = linear_.scales + first_ * kPanel;
     for (int r = 0; r < rows; ++r) {
-      const VI zero_point = set1_i(-128 * in_.sums[row + r]);
-      const VF row_scale = set1(in_.scales[row + r]);
       float* sums = tile_.sums + r * kTileStride;
-      for (int i = 0; i < panels_ * kPanel; i += W) {
-        const VF exact = from_int(add_i(load_i(sums + i), zero_point));
-        store(sums + i, mul(mul(exact, row_scale), load(scales + i)));
-      }
+      for (int i = 0; i < panels_ * kPanel; i += W) store(sums + i, mul(load(sums + i), load(scales + i)));
     }
   }
 

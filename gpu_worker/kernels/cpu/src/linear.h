@@ -20,14 +20,20 @@ namespace cl {
 enum WeightKind : int32_t {
   kWeightBf16 = 0,
   kWeightFloat = 1,
-  kWeightInt8 = 2,    // u8 code - 128, times a scale an output; inputs quantised by row
-  kWeightGroup8 = 3,  // GGUF Q8_0: u8 code - 128, times a scale a group of 32 inputs; inputs quantised by group
+  kWeightInt8 = 2,    // byte code less kByteZero, times a scale an output; inputs quantised by groups of 64
+  kWeightGroup8 = 3,  // GGUF Q8_0: u8 code - 128, times a scale a group of 32 inputs; inputs quantised by the same groups
   kWeightGroup4 = 4,  // GGUF Q4_0: u4 code - 8, times a scale a group
   kWeightGroup41 = 5,  // GGUF Q4_1: u4 code times a scale plus a minimum a group
 };
 
 constexpr int kPanel = 16;
-constexpr int kGroupInputs = 32;
+constexpr int kGroupInputs = 32;      // of GGUF's blocks
+constexpr int kByteGroupInputs = 64;  // of inputs to kWeightInt8: a step of 16 units
+#if defined(__AMX_INT8__)
+constexpr int kByteZero = 0;  // tiles multiply signed bytes
+#else
+constexpr int kByteZero = 128;  // vectors want one factor unsigned
+#endif
 
 struct Linear {
   int32_t kind;
@@ -41,6 +47,7 @@ struct Linear {
 
 
 CL_INLINE bool is_grouped(int kind) { return kind >= kWeightGroup8; }
+CL_INLINE bool is_quantised(int kind) { return kind >= kWeightInt8; }
 CL_INLINE int inputs_per_unit(int kind) { return kind == kWeightFloat ? 1 : kind == kWeightBf16 ? 2 : 4; }
 CL_INLINE int num_units(const Linear& l) {
   const int per_unit = inputs_per_unit(l.kind);
@@ -73,8 +80,8 @@ CL_INLINE int64_t panel_bytes(const Linear& l) {
 struct Inputs {
   const void* rows;     // bf16, float or s8, `num_units` dwords each at least, padding zero
   int64_t row_bytes;    // from one row to the next
-  const float* scales;  // s8: one a row, or one a group of each row
-  const int32_t* sums;  // s8: sum of a row's, or of a group's, numbers
+  const float* scales;  // s8: [rows][input_groups]
+  const int32_t* sums;  // s8: sum of each group's numbers, as scales
 };
 
 enum OutputKind : int32_t {
@@ -95,5 +102,9 @@ void run_linear(Pool* pool, const Linear& linear, const Inputs& in, int64_t num_
 // Bytes that run_quantise writes for one row of `n` inputs: numbers, padded.
 CL_INLINE int64_t quantised_row_bytes(int n) { return round_up(n, 64); }
 CL_INLINE int num_groups(int n) { return n / kGroupInputs; }
+// Groups that a row of n inputs is quantised in for weights of `kind`.
+CL_INLINE int input_groups(int kind, int n) {
+  return is_grouped(kind) ? num_groups(n) : (n + kByteGroupInputs - 1) / kByteGroupInputs;
+}
 
 }  // namespace cl

@@ -39,7 +39,7 @@ void pack_int8(const Linear& l, int panel, const T* rows, char* out, float* scal
     const float inverse = largest > 0.0f ? 127.0f / largest : 0.0f;
     scales[panel * kPanel + o] = largest / 127.0f;
     for (int i = 0; i < l.num_inputs; ++i) {
-      to[(i / 4 * kPanel + o) * 4 + i % 4] = uint8_t(128 + int(std::nearbyint(to_float(row[i]) * inverse)));
+      to[(i / 4 * kPanel + o) * 4 + i % 4] = uint8_t(kByteZero + int(std::nearbyint(to_float(row[i]) * inverse)));
     }
   }
 }
@@ -94,7 +94,10 @@ void unpack_row(const Linear& l, int output, float* out) {
     for (int i = 0; i < n; ++i) out[i] = reinterpret_cast<const float*>(from)[at(i, 1)];
   } else if (l.kind == kWeightInt8) {
     const float scale = l.scales[output];
-    for (int i = 0; i < n; ++i) out[i] = float(int(uint8_t(from[at(i, 4)])) - 128) * scale;
+    for (int i = 0; i < n; ++i) {
+      const char code = from[at(i, 4)];
+      out[i] = float(kByteZero ? int(uint8_t(code)) - kByteZero : int(int8_t(code))) * scale;
+    }
   } else {
     const int codes = l.kind == kWeightGroup8 ? 512 : 256;
     const int zero = l.kind == kWeightGroup8 ? 128 : l.kind == kWeightGroup4 ? 8 : 0;

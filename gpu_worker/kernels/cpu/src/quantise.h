@@ -1,5 +1,7 @@
 // Inputs to signed bytes: x = scale * code, codes in [-127, 127], nearest even. The scale is that of the largest
-// magnitude of a row (kWeightInt8) or of each group of 32 (the grouped kinds).
+// magnitude in each group of 64 inputs (kWeightInt8) or 32 (GGUF's kinds). One scale a row is not enough: a few inputs
+// are far larger than the rest. SmolLM2-135M, 1000 tokens of English, weights in 8 bits by output; KL from float32 and
+// perplexity (21.79): a scale a row 0.044 and 23.19, a group of 64 0.011 and 21.93, of 32 0.008 and 21.88.
 #pragma once
 
 #include "linear.h"
@@ -31,15 +33,12 @@ CL_INLINE void quantise_run(const T* x, int n, int8_t* codes, float* scale, int3
   *sum = total;
 }
 
-// One row for weights of `kind`. scales and sums: one, or num_groups(n) of them. Pads codes with zeros.
+// One row for weights of `kind`. scales and sums: input_groups(kind, n) of them. Pads codes with zeros.
 template <class T>
 CL_INLINE void quantise_row(int kind, const T* x, int n, int8_t* codes, float* scales, int32_t* sums) {
-  if (is_grouped(kind)) {
-    for (int g = 0; g < num_groups(n); ++g) {
-      quantise_run(x + g * kGroupInputs, kGroupInputs, codes + g * kGroupInputs, scales + g, sums + g);
-    }
-  } else {
-    quantise_run(x, n, codes, scales, sums);
+  const int step = is_grouped(kind) ? kGroupInputs : kByteGroupInputs;
+  for (int g = 0; g * step < n; ++g) {
+    quantise_run(x + g * step, n - g * step < step ? n - g * step : step, codes + g * step, scales + g, sums + g);
   }
   std::memset(codes + n, 0, size_t(quantised_row_bytes(n) - n));
 }
