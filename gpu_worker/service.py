@@ -24,9 +24,6 @@ from gpu_worker.loading.config import ModelConfig
 from gpu_worker.loading.loader import ModelFiles
 from gpu_worker.sizes import choose_sizes
 
-_STALE_AFTER_S = 120.0
-"""A loop that has not turned for this long hangs: far above the largest step of a large model on a CPU."""
-
 _LINGER_MS = 200
 """How long the last messages may take to leave."""
 
@@ -50,7 +47,7 @@ class WorkerService:
         self._endpoint = worker_endpoint(settings.ipc)
         self._epoch = new_epoch()
         self._progress = Progress()
-        self.state = ProcessState(_STALE_AFTER_S)
+        self.state = ProcessState(settings.worker.stuck_step_timeout_s)
         listen = settings.worker.metrics_listen
         self._probes = ProbeServer(listen, self.state) if listen else None
 

@@ -1,4 +1,4 @@
-"""Asks a process's HTTP port whether it is ready."""
+"""Asks a process's HTTP port whether it is ready, and whether it lives."""
 
 import asyncio
 
@@ -7,26 +7,36 @@ import msgspec
 from deploy.launcher.address import Address
 
 _ANSWER_BYTES = 4096
+_TIMEOUT_S = 1.0
 
 
-class Readiness(msgspec.Struct, frozen=True):
-    """A process's answer, or that there was none."""
+class Answer(msgspec.Struct, frozen=True):
+    """What a process said, or that it said nothing."""
 
-    is_ready: bool
+    is_yes: bool
     reason: str = ""
-    """Why it is not, in its own words; empty while it does not answer."""
+    """Why not, in its own words; empty while it does not answer."""
 
 
-async def ask_ready(address: Address, timeout_s: float = 1.0) -> Readiness:
+async def ask_ready(address: Address, timeout_s: float = _TIMEOUT_S) -> Answer:
     """One ``GET /readyz``. A process that does not answer in time is not ready."""
+    return await _ask(address, "/readyz", timeout_s)
+
+
+async def ask_live(address: Address, timeout_s: float = _TIMEOUT_S) -> Answer:
+    """One ``GET /livez``. A process that does not answer in time is not live."""
+    return await _ask(address, "/livez", timeout_s)
+
+
+async def _ask(address: Address, path: str, timeout_s: float) -> Answer:
     try:
         async with asyncio.timeout(timeout_s):
-            answer = await _get(address, "/readyz")
+            answer = await _get(address, path)
     except (OSError, TimeoutError):
-        return Readiness(False)
+        return Answer(False)
     head, _, body = answer.partition(b"\r\n\r\n")
     status = head.split(b" ", 2)[1:2]
-    return Readiness(status == [b"200"], body.decode(errors="replace").strip())
+    return Answer(status == [b"200"], body.decode(errors="replace").strip())
 
 
 async def _get(address: Address, path: str) -> bytes:

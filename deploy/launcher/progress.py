@@ -7,6 +7,8 @@ from typing import TextIO
 
 import msgspec
 
+from deploy.launcher.liveness import Silence
+
 DETAIL_S = 2.0
 """Between two lines that differ in their numbers only."""
 REMINDER_S = 10.0
@@ -65,6 +67,11 @@ class Progress:
     def restarting(self, name: str, how_it_ended: str, pause_s: float) -> None:
         """`name` died and is started again."""
         self.say(f"{name}: {how_it_ended}; restart in {pause_s:g} s")
+
+    def hung(self, name: str, silence: Silence, reason: str) -> None:
+        """`name` gave no sign of life for too long, for `reason` where it says one, and is killed."""
+        said = f" ({reason})" if reason else ""
+        self.say(f"{name}: hangs, not live for {silence.lasted_s:.1f} s{said}: killed ({silence.setting})")
 
     def killing(self, name: str, limit_s: float) -> None:
         """`name` did not end in time."""

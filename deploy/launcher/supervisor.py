@@ -1,21 +1,26 @@
 """Keeps a set of child processes running: start in stages, restart with back-off, give up loudly, drain in order.
 
+A child that has ended is started again, and so is one that hangs: it is killed when its own ``/livez`` has said no, or
+nothing, for too long.
+
 Knows children by `ChildSpec` only, not what they do. Everything runs on one event loop in the main thread: the kernel
 ties the children's lives to the thread that started them.
 """
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 
 from chairlift.runtime.process import ExitCode
 from chairlift.runtime.settings import SupervisorSettings
 from deploy.launcher.child import ChildProcess, ChildSpec, can_restart_help, describe_end
-from deploy.launcher.probe import ask_ready
+from deploy.launcher.liveness import Liveness
+from deploy.launcher.probe import ask_live, ask_ready
 from deploy.launcher.progress import Progress
 from deploy.launcher.restart import RestartBudget
 
 PROBE_INTERVAL_S = 0.1
+LIVENESS_INTERVAL_S = 1.0
 
 
 class StackError(Exception):
@@ -89,12 +94,12 @@ class Supervisor:
         budget = RestartBudget(self._settings)
         while True:
             child = await self._launch(spec)
-            watcher = asyncio.create_task(self._watch_ready(child), name=f"watch {spec.name}")
-            watcher.add_done_callback(self._on_task_done)
+            watchers = [self._watch(spec, self._watch_ready(child)), self._watch(spec, self._watch_live(child))]
             try:
                 code = await child.wait()
             finally:
-                watcher.cancel()
+                for watcher in watchers:
+                    watcher.cancel()
             del self._running[spec.name]
             self._ready[spec.name].clear()
             if not child.was_ready and not can_restart_help(code):
@@ -108,6 +113,11 @@ class Supervisor:
             self._progress.restarting(spec.name, describe_end(code), pause)
             await asyncio.sleep(pause)
 
+    def _watch(self, spec: ChildSpec, watching: Coroutine[None, None, None]) -> "asyncio.Task[None]":
+        watcher = asyncio.create_task(watching, name=f"watch {spec.name}")
+        watcher.add_done_callback(self._on_task_done)
+        return watcher
+
     async def _launch(self, spec: ChildSpec) -> ChildProcess:
         try:
             child = await ChildProcess.start(spec)
@@ -119,12 +129,25 @@ class Supervisor:
 
     async def _watch_ready(self, child: ChildProcess) -> None:
         """Returns when `child` says that it is ready, and has told about its progress until then."""
-        while not (readiness := await ask_ready(child.launch.probe)).is_ready:
-            self._progress.loading(child.spec.name, readiness.reason)
+        while not (answer := await ask_ready(child.launch.probe)).is_yes:
+            self._progress.loading(child.spec.name, answer.reason)
             await asyncio.sleep(PROBE_INTERVAL_S)
         child.was_ready = True
         self._progress.ready(child.spec.name)
         self._ready[child.spec.name].set()
+
+    async def _watch_live(self, child: ChildProcess) -> None:
+        """Returns when `child` hangs, and has killed it."""
+        liveness = Liveness(self._settings)
+        while True:
+            asked = time.monotonic()
+            answer = await ask_live(child.launch.probe)
+            silence = liveness.note(asked, is_live=answer.is_yes, was_ready=child.was_ready)
+            if silence is not None:
+                self._progress.hung(child.spec.name, silence, answer.reason)
+                child.kill()
+                return
+            await asyncio.sleep(min(LIVENESS_INTERVAL_S, self._settings.hang_timeout_s / 4))
 
     async def _stop_stage(self, children: Sequence[ChildProcess]) -> None:
         for child in children:

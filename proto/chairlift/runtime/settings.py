@@ -18,9 +18,9 @@ Seats = Annotated[int, Meta(ge=1, le=65_536)]
 StepTokens = Annotated[int, Meta(ge=1, le=1 << 20)]
 Threads = Annotated[int, Meta(ge=1, le=256)]
 Share = Annotated[float, Meta(gt=0, le=1)]
+Milliseconds = Annotated[float, Meta(gt=0, le=1e10)]
 _TENANT_VALUE = "(weight|max_num_seqs|max_num_queued_reqs|token_rate)=[1-9][0-9]{0,11}"
 TenantRule = Annotated[str, Meta(pattern=f"^[^:]+: *{_TENANT_VALUE}( *, *{_TENANT_VALUE})*$")]
-Milliseconds = Annotated[float, Meta(gt=0, le=1e10)]
 ShareOrZero = Annotated[float, Meta(ge=0, lt=1)]
 
 
@@ -239,6 +239,9 @@ class WorkerSettings(_Section, frozen=True):
     ] = 0.25
     max_kv_cache_bytes: Annotated[Bytes, Meta(description="CPU: bound on what kv_cache_memory_share gives.")] = 2 << 30
     gpu_memory_utilization: Annotated[Share, Meta(description="CUDA: share of the device for weights and cache.")] = 0.9
+    stuck_step_timeout_s: Annotated[
+        Seconds, Meta(description="A step, or a stage of loading, that takes longer hangs: /livez then says so.")
+    ] = 120.0
     deterministic: Annotated[
         bool | None, Meta(description="Tokens do not depend on the batch; default: on CPU yes, on CUDA no.")
     ] = None
@@ -251,6 +254,9 @@ class SupervisorSettings(_Section, frozen=True):
     start_timeout_s: Annotated[Seconds, Meta(description="Time to become ready.")] = 600.0
     max_restarts: Annotated[CountOrZero, Meta(description="Restarts of one process within restart_window_s.")] = 5
     restart_window_s: Annotated[Seconds, Meta(description="See max_restarts.")] = 120.0
+    hang_timeout_s: Annotated[
+        Seconds, Meta(description="How long a process that was ready may give no sign of life before it is replaced.")
+    ] = 20.0
     restart_backoff_s: Annotated[SecondsOrZero, Meta(description="Pause before a restart; doubles each time.")] = 0.2
     max_restart_backoff_s: Annotated[SecondsOrZero, Meta(description="Longest pause before a restart.")] = 10.0
     stop_timeout_s: Annotated[SecondsOrZero, Meta(description="Time from SIGTERM to SIGKILL, over the drain.")] = 10.0

@@ -4,6 +4,7 @@
 
 Writes a line to LOG for what happens to it. BEHAVIOUR: `serve`, `loading` (never ready), `crash` (dies), `crash-once`,
 `stubborn` (ignores SIGTERM), `family` (has a child of its own), `exit:N` (ends at once with code N).
+At SIGUSR1 its loop no longer turns.
 """
 
 import os
@@ -33,7 +34,9 @@ def main(port: str, log: str, name: str, behaviour: str = "serve") -> int:
     if behaviour == "family":
         relative = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
         note(f"start {relative.pid}")
-    state = ProcessState(stale_after_s=1e9)
+    hung_for_s: list[float] = []
+    signal.signal(signal.SIGUSR1, lambda *_: hung_for_s.append(1e9))
+    state = ProcessState(stale_after_s=1e9, clock=lambda: sum(hung_for_s))
     probes = ProbeServer(f"127.0.0.1:{port}", state)
     with stop_on_signals() as stop:
         if behaviour == "stubborn":

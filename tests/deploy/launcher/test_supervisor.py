@@ -2,11 +2,13 @@
 
 import asyncio
 import os
+import re
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
 import pytest
 
 from chairlift.runtime.settings import SupervisorSettings
@@ -52,6 +54,30 @@ async def test_ready_child_that_is_killed_is_started_again(stand_ins: Any, wait_
         os.kill(victim, signal.SIGKILL)
         await asyncio.to_thread(wait_until, lambda: stand_ins.events().count("worker start") == 2, "a restart")
         assert stand_ins.events().count("scheduler start") == 1
+
+
+async def test_child_that_stands_still_is_replaced(stand_ins: Any, wait_until: Callable[..., None]) -> None:
+    """A stopped process answers nothing, holds its connections open, and never ends by itself."""
+    impatient = msgspec.structs.replace(SETTINGS, hang_timeout_s=1.0)
+    specs = [stand_ins.spec("worker"), stand_ins.spec("scheduler")]
+    async with supervised(stand_ins, *specs, settings=impatient) as supervisor:
+        await supervisor.start()
+        victim = stand_ins.pids()[stand_ins.events().index("worker start")]
+        os.kill(victim, signal.SIGSTOP)
+        await asyncio.to_thread(wait_until, lambda: stand_ins.events().count("worker start") == 2, "a restart")
+        assert victim not in stand_ins.alive()
+        assert stand_ins.events().count("scheduler start") == 1
+    assert re.search(r"worker: hangs, not live for \d\.\d s: killed \(supervisor.hang", stand_ins.output.getvalue())
+
+
+async def test_child_whose_loop_does_not_turn_is_replaced(stand_ins: Any, wait_until: Callable[..., None]) -> None:
+    """Its HTTP thread goes on answering: health must follow progress, not mere life."""
+    impatient = msgspec.structs.replace(SETTINGS, hang_timeout_s=0.5)
+    async with supervised(stand_ins, stand_ins.spec("worker"), settings=impatient) as supervisor:
+        await supervisor.start()
+        os.kill(stand_ins.pids()[0], signal.SIGUSR1)
+        await asyncio.to_thread(wait_until, lambda: stand_ins.events().count("worker start") == 2, "a restart")
+    assert "(loop has not turned for" in stand_ins.output.getvalue()
 
 
 async def test_crash_loop_gives_up_loudly(stand_ins: Any) -> None:

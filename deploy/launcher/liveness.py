@@ -1,0 +1,38 @@
+"""When a child that gives no sign of life counts as hung. Pure: time is an argument."""
+
+import msgspec
+
+from chairlift.runtime.settings import SupervisorSettings
+
+
+class Silence(msgspec.Struct, frozen=True):
+    """A child has been silent for longer than it may."""
+
+    lasted_s: float
+    setting: str
+    """Which bound it passed, by its path."""
+
+
+class Liveness:
+    """Of one child since its start.
+
+    Its silence begins with the first probe that fails, not with the last that did not: time in which the supervisor
+    itself stood still is not held against the child. A child that has never been ready may be silent for
+    `start_timeout_s`, since imports and compilers let nobody else have a turn.
+    """
+
+    def __init__(self, settings: SupervisorSettings) -> None:
+        self._settings = settings
+        self._silent_since: float | None = None
+
+    def note(self, now: float, *, is_live: bool, was_ready: bool) -> Silence | None:
+        """Takes the outcome of a probe that began at `now` (monotonic seconds). The silence if it lasts too long."""
+        if is_live:
+            self._silent_since = None
+            return None
+        if self._silent_since is None:
+            self._silent_since = now
+        setting = "hang_timeout_s" if was_ready else "start_timeout_s"
+        lasted_s = now - self._silent_since
+        limit_s: float = getattr(self._settings, setting)
+        return Silence(lasted_s, f"supervisor.{setting}") if lasted_s >= limit_s else None
