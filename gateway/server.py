@@ -17,7 +17,7 @@ from grpc_reflection.v1alpha import reflection
 
 from chairlift.runtime.settings import GatewaySettings
 from chairlift.v1 import inference_pb2, ops_pb2
-from gateway.call import Call, Gate, Method, refuse_unbuilt
+from gateway.call import Call, Gate, Method, Observer, refuse_unbuilt
 
 INFERENCE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
 OPS = ops_pb2.DESCRIPTOR.services_by_name["OpsService"]
@@ -53,8 +53,12 @@ def make_server(
     gate: Gate,
     standard_health: Health,
     settings: GatewaySettings,
+    observer: Observer | None = None,
 ) -> grpc.aio.Server:
-    """A server, without a port yet, of `methods` by name; declared methods that are not there answer UNIMPLEMENTED."""
+    """A server, without a port yet, of `methods` by name; declared methods that are not there answer UNIMPLEMENTED.
+
+    `observer` hears of the ends of streams.
+    """
     unknown = methods.keys() - {method.name for method in service.methods}
     if unknown:
         raise ValueError(f"{service.full_name} has no method {sorted(unknown)[0]}")
@@ -67,6 +71,7 @@ def make_server(
             gate,
             is_stream=method.server_streaming,
             max_request_bytes=settings.max_request_bytes,
+            observer=observer if method.server_streaming else None,
         ).handler()
         for method in service.methods
     }

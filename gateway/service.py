@@ -26,6 +26,7 @@ from gateway.methods.ops_reads import GatewayIdentity, LoadMethod, LoadReader, S
 from gateway.methods.resume import CancelMethod, ExplainMethod, ResumeMethod
 from gateway.methods.served_model import ServedModel
 from gateway.methods.tokens import DetokenizeMethod, TokenizeMethod
+from gateway.observing import CallObserver
 from gateway.server import INFERENCE, OPS, Health, ServeMethod, make_server
 from gateway.streams.generation_table import GenerationTable, StreamLimits
 from gateway.text.model_text import ModelText
@@ -80,7 +81,10 @@ class GatewayService:
             max_chars=_RENDERED_CHARS_A_REQUEST_BYTE * own.max_request_bytes,
         )
         model = ServedModel(settings.model.served_name or source.name, text, self._encoder, self._replicas, own)
-        self._public = make_server(INFERENCE, self._inference_methods(model), self._gate, self._health, own)
+        self._observer = CallObserver(model.name, lambda: self._gate.num_streams)
+        self._public = make_server(
+            INFERENCE, self._inference_methods(model), self._gate, self._health, own, self._observer
+        )
         self._ops = make_server(OPS, self._ops_methods(), Gate(own.max_concurrent_streams), self._health, own)
         self._probes: ProbeServer | None = None
         self.port = 0
@@ -98,7 +102,7 @@ class GatewayService:
         listen = self._settings.gateway.metrics_listen
         if listen:
             probe = parse_listen(listen, "gateway.metrics_listen", self._settings.gateway.index)
-            self._probes = ProbeServer(str(probe), self.state)
+            self._probes = ProbeServer(str(probe), self.state, self._observer.exposition)
         self.port = _bind(self._public, str(self._listen), "gateway.listen")
         self.ops_port = _bind(self._ops, str(self._ops_listen), "gateway.ops_listen")
         await self._health.set_live()
@@ -106,6 +110,11 @@ class GatewayService:
         await self._public.start()
         await self._ops.start()
         self._log.info("gateway_started", gateway_id=self._identity.gateway_id, port=self.port, ops_port=self.ops_port)
+
+    @property
+    def probe_port(self) -> int | None:
+        """Port of the probes; None where they are switched off."""
+        return self._probes.port if self._probes is not None else None
 
     async def run(self, stop: StopSignal) -> None:
         """Serves until `stop` is requested, then drains within `gateway.drain_timeout_s`."""
@@ -139,6 +148,7 @@ class GatewayService:
         await self._encoder.close()
         if self._probes is not None:
             self._probes.close()
+        self._observer.close()
 
     async def _drain(self) -> None:
         """Takes nothing new, lets streams end, ends the rest so that clients go on elsewhere."""

@@ -22,6 +22,7 @@ from gpu_worker.heartbeat import Heartbeat, Progress
 from gpu_worker.link import SchedulerLink, Standing
 from gpu_worker.loading.config import ModelConfig
 from gpu_worker.loading.loader import ModelFiles
+from gpu_worker.metrics import WorkerMetrics
 from gpu_worker.sizes import choose_sizes
 
 _LINGER_MS = 200
@@ -49,7 +50,8 @@ class WorkerService:
         self._progress = Progress()
         self.state = ProcessState(settings.worker.stuck_step_timeout_s)
         listen = settings.worker.metrics_listen
-        self._probes = ProbeServer(listen, self.state) if listen else None
+        self._metrics = WorkerMetrics()
+        self._probes = ProbeServer(listen, self.state, self._metrics.exposition) if listen else None
 
     def load(self, files: ModelFiles, stop: StopSignal) -> Engine:
         """Reads weights, sizes the cache, warms up.
@@ -106,9 +108,10 @@ class WorkerService:
         return self._probes.port if self._probes is not None else None
 
     def close(self) -> None:
-        """Frees the probe's port."""
+        """Frees the probe's port, and exports what is left."""
         if self._probes is not None:
             self._probes.close()
+        self._metrics.close()
 
     @contextmanager
     def _connected(self, engine: Engine) -> "Iterator[tuple[zmq.Socket[bytes], SchedulerLink, Heartbeat]]":
@@ -134,6 +137,7 @@ class WorkerService:
             result = engine.runner.execute(plan)
             self._progress.step_started_ns = None
             self._progress.last_step = engine.runner.last_step
+            self._metrics.note(plan, result)
             if result is not None and not link.send(result):
                 self._log.warning("result_not_sent", step=plan.step)
             self.state.turned()

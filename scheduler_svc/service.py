@@ -21,6 +21,7 @@ from scheduler_svc.config import scheduling_config, scheduling_knobs
 from scheduler_svc.core import effects, events
 from scheduler_svc.core.core import Core
 from scheduler_svc.gateway_link import GatewayLink, OperatorCommand, ReplicaFacts
+from scheduler_svc.metrics import SchedulerMetrics
 from scheduler_svc.peers import RouterLink
 from scheduler_svc.worker_link import WorkerLink
 
@@ -52,7 +53,8 @@ class SchedulerService:
             self.state = ProcessState()
             self.state.set_ready(False, "no worker yet")
             listen = settings.scheduler.metrics_listen
-            self._probes = ProbeServer(listen, self.state) if listen else None
+            self._metrics = SchedulerMetrics()
+            self._probes = ProbeServer(listen, self.state, self._metrics.exposition) if listen else None
         except (sockets.EndpointError, OSError):
             self._context.destroy(linger=0)
             raise
@@ -107,6 +109,7 @@ class SchedulerService:
         """Frees sockets, their files and the probe's port."""
         if self._probes is not None:
             self._probes.close()
+        self._metrics.close()
         self._context.destroy(linger=_LINGER_MS)
         for endpoint in (sockets.gateway_endpoint(self._settings.ipc), sockets.worker_endpoint(self._settings.ipc)):
             sockets.remove_socket_file(endpoint)
@@ -159,7 +162,8 @@ class SchedulerService:
         if now >= self._next_beat:
             self._next_beat = now + self._heartbeat_ns
             self._workers.beat()
-            self._gateways.broadcast(front.ReplicaBeat(self._epoch, self._load()))
+            self._metrics.latest = self._load()
+            self._gateways.broadcast(front.ReplicaBeat(self._epoch, self._metrics.latest))
 
     # ---- operator, drain, readiness ----
 

@@ -1,7 +1,6 @@
 """`Generate`: validates, makes a prompt of it, submits, streams."""
 
 import secrets
-import time
 
 import msgspec
 
@@ -44,8 +43,10 @@ class GenerateMethod:
 
     async def __call__(self, request: pb.GenerateRequest, call: Call) -> None:
         """Streams one request's events. Raises ApiError."""
-        arrived_at = time.monotonic()
+        arrived_at = call.arrived_at
         deadline = arrived_at + deadline_s(call.seconds_left(), self._model.settings.max_request_duration_s)
+        if request.WhichOneof("input") == "messages":
+            call.operation = "chat"
         self._model.check_name(request.model)
         limits = self._model.limits()
         spec = check_generate(request, limits)

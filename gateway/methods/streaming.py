@@ -13,6 +13,7 @@ async def stream(generation: Generation, table: GenerationTable, call: Call) -> 
 
     The call's end, whatever it is, releases the generation: the scheduler hears at once that a client has gone.
     """
+    call.generation = generation
     try:
         await _write_all(generation, call)
     finally:

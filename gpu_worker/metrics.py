@@ -1,0 +1,43 @@
+"""The worker's metrics: what became of each plan, recorded once a step."""
+
+from chairlift.ipc.device import NeedSnapshot, Plan, StepDone, StepFailed
+from chairlift.ipc.tokens import unpack_u32
+from chairlift.runtime.metric_table import PLAN_SIZE, STEP_DURATION, WORKER_FAILED, WORKER_REFUSED, WORKER_STEPS
+from chairlift.runtime.metrics import ProcessMetrics
+
+_DEVICE, _HOST = {"part": "device"}, {"part": "host"}
+_NS_PER_S = 1_000_000_000
+
+
+class WorkerMetrics:
+    """Owns the counts. Written by the worker's loop, read by whoever scrapes."""
+
+    def __init__(self) -> None:
+        self._steps = self._failed = self._refused = 0
+        self._metrics = ProcessMetrics("worker")
+        self._metrics.observe(WORKER_STEPS, lambda: self._steps)
+        self._metrics.observe(WORKER_FAILED, lambda: self._failed)
+        self._metrics.observe(WORKER_REFUSED, lambda: self._refused)
+        self._duration = self._metrics.histogram(STEP_DURATION)
+        self._plan_size = self._metrics.histogram(PLAN_SIZE)
+
+    def note(self, plan: Plan, result: StepDone | StepFailed | NeedSnapshot | None) -> None:
+        """A plan was carried out, or not: None and NeedSnapshot are for one that did not follow."""
+        match result:
+            case StepDone():
+                self._steps += 1
+                self._duration.record(result.device_ns / _NS_PER_S, _DEVICE)
+                self._duration.record(result.host_ns / _NS_PER_S, _HOST)
+                self._plan_size.record(len(plan.decode) // 4 + sum(unpack_u32(plan.chunks)[1::2]))
+            case StepFailed():
+                self._failed += 1
+            case NeedSnapshot() | None:
+                self._refused += 1
+
+    def exposition(self) -> str:
+        """For a scrape."""
+        return self._metrics.exposition()
+
+    def close(self) -> None:
+        """Exports what is left, within a bounded time."""
+        self._metrics.close()
