@@ -45,6 +45,7 @@ def main(arguments: Sequence[str]) -> int:
 def _run(folder: Path, *, is_dry: bool, seed: int) -> int:
     import torch
 
+    from deploy.bench.gpu.cuda_kernel import measure_cuda_kernel
     from deploy.bench.gpu.kernels import check_kernels, sweep_decode, sweep_others
     from deploy.bench.gpu.machine import Machine, describe_machine, measure_ceilings
     from deploy.bench.gpu.report import Report
@@ -67,6 +68,7 @@ def _run(folder: Path, *, is_dry: bool, seed: int) -> int:
         ("correct", 60.0, lambda: check_kernels(machine, report, seed)),
         ("decode", 60.0, lambda: sweep_decode(machine, ceilings, report)),
         ("others", 20.0, lambda: sweep_others(machine, ceilings, report)),
+        ("cuda", 15.0, lambda: measure_cuda_kernel(machine, ceilings, report)),
         ("engine", _ENGINE_S, engine),
         ("service", _SERVICE_S, lambda: measure_service(machine, report, folder)),
         ("transformers", _PEER_S, lambda: measure_peer(machine, report)),

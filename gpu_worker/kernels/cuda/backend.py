@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from gpu_worker.kernels.cuda.compiler import find_compiler
+from gpu_worker.kernels.cuda.build import cubin_for
 from gpu_worker.kernels.cuda.cubin_cache import cache_folder
 from gpu_worker.kernels.cuda.decode import CudaDecode
 from gpu_worker.kernels.cuda.driver import Driver
@@ -12,6 +12,14 @@ from gpu_worker.kernels.triton.backend import TritonAttention, TritonAttentionSt
 from gpu_worker.kernels.triton.decode import SplitWorkspace
 from gpu_worker.kernels.triton.shapes import AttentionShape
 from gpu_worker.model.attention import AttentionLayout
+
+
+def load_decode(shape: AttentionShape, device: torch.device) -> CudaDecode:
+    """The kernel for a shape on a device. Raises KernelArgumentError, CompilerError, DriverError; OSError: no driver."""
+    major, minor = torch.cuda.get_device_capability(device)
+    # torch's context must exist before a module is loaded into it.
+    torch.cuda.synchronize(device)
+    return CudaDecode(shape, Driver(), cubin_for(shape, 10 * major + minor, cache_folder()))
 
 
 class CudaAttention:
@@ -26,12 +34,8 @@ class CudaAttention:
 
     @classmethod
     def on_device(cls, shape: AttentionShape, device: torch.device) -> "CudaAttention":
-        """Compiles or loads the kernel. Raises KernelArgumentError, CompilerError, DriverError, OSError (no driver)."""
-        major, minor = torch.cuda.get_device_capability(device)
-        # torch's context must exist before a module is loaded into it.
-        torch.cuda.synchronize(device)
-        decode = CudaDecode(shape, Driver(), find_compiler(), 10 * major + minor, cache_folder())
-        return cls(shape, device, decode)
+        """Raises what `load_decode` raises."""
+        return cls(shape, device, load_decode(shape, device))
 
     def prepare(self, layout: AttentionLayout) -> "CudaAttentionStep":
         """As `AttentionBackend.prepare`."""

@@ -35,6 +35,9 @@ class Nvrtc:
 
     def __init__(self, path: str) -> None:
         """Raises OSError when the library cannot be loaded."""
+        # NVRTC opens its built-in headers by name alone, which finds them outside the loader's path only once loaded.
+        for builtins in sorted(Path(path).parent.glob("libnvrtc-builtins.so*")) if "/" in path else []:
+            ctypes.CDLL(str(builtins), mode=ctypes.RTLD_GLOBAL)
         self._library = ctypes.CDLL(path)
         major, minor = ctypes.c_int(), ctypes.c_int()
         self._check(self._library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)), None)

@@ -4,8 +4,6 @@ from pathlib import Path
 
 import torch
 
-from gpu_worker.kernels.cuda.compiler import Compiler
-from gpu_worker.kernels.cuda.cubin_cache import cubin_key, load_or_make
 from gpu_worker.kernels.cuda.driver import Driver, Kernel, Module
 from gpu_worker.kernels.triton.attention_arguments import PagedKv, check_attention
 from gpu_worker.kernels.triton.checks import check_tensor, check_that
@@ -34,17 +32,8 @@ def defines_of(shape: AttentionShape) -> list[str]:
 class CudaDecode:
     """The kernel for one shape on one device."""
 
-    def __init__(
-        self, shape: AttentionShape, driver: Driver, compiler: Compiler, architecture: int, cache: Path
-    ) -> None:
-        """Compiles, or takes what is kept in `cache`, and loads. `architecture`: 90 for compute capability 9.0.
-
-        Raises KernelArgumentError, CompilerError, DriverError.
-        """
-        defines = defines_of(shape)
-        source = SOURCE.read_text()
-        key = cubin_key(source, compiler.version, architecture, defines)
-        cubin = load_or_make(cache, key, lambda: compiler.compile(source, SOURCE.name, architecture, defines))
+    def __init__(self, shape: AttentionShape, driver: Driver, cubin: bytes) -> None:
+        """Loads machine code that was made for this shape and device. Raises DriverError."""
         module = Module(driver, cubin)
         self._shape = shape
         self._decode = Kernel(module, "paged_decode", _DECODE_KINDS)

@@ -1,5 +1,7 @@
 """Compiled kernels are kept: a second start compiles nothing, and a damaged or unwritable cache costs only time."""
 
+import importlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -58,3 +60,41 @@ def test_the_key_depends_on_all_that_the_code_depends_on() -> None:
 def test_the_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cache_folder() == tmp_path / "chairlift" / "cubins"
+
+
+class Compiler:
+    """Remembers what it compiled."""
+
+    version = "1"
+
+    def __init__(self) -> None:
+        self.made: list[tuple[int, ...]] = []
+
+    def compile(self, source: str, name: str, architecture: int, defines: Sequence[str]) -> bytes:
+        self.made.append((architecture, *(int(define.partition("=")[2]) for define in defines)))
+        return repr(self.made[-1]).encode()
+
+
+def test_shipped_code_needs_no_compiler(tmp_path: Path) -> None:
+    build = importlib.import_module("gpu_worker.kernels.cuda.build")
+    compiler = Compiler()
+    count = build.prebuild(tmp_path / "shipped", compiler)
+    assert count == len(compiler.made) == len(build.COMMON_SHAPES) * len(build.ARCHITECTURES)
+
+    def no_compiler() -> Compiler:
+        raise AssertionError("a compiler was looked for")
+
+    shape = build.COMMON_SHAPES[2]
+    found = build.cubin_for(shape, 90, tmp_path / "cache", no_compiler, tmp_path / "shipped")
+    assert found == repr((90, 128, 4, 8, 16)).encode()
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_shape_that_is_not_shipped_is_compiled_and_kept(tmp_path: Path) -> None:
+    build = importlib.import_module("gpu_worker.kernels.cuda.build")
+    compiler = Compiler()
+    shape = build.COMMON_SHAPES[0]
+    for _ in range(2):
+        found = build.cubin_for(shape, 80, tmp_path / "cache", lambda: compiler, tmp_path / "none")
+        assert found == repr((80, 64, 3, 3, 16)).encode()
+    assert len(compiler.made) == 1

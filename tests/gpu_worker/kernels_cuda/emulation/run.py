@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from gpu_worker.kernels.cuda.build import cubin_for
 from gpu_worker.kernels.cuda.decode import CudaDecode
 from gpu_worker.kernels.cuda.driver import Driver, DriverError, Kernel, Module
 from gpu_worker.kernels.triton.attention import paged_attention_reference
@@ -45,7 +46,7 @@ def main(library: str, sizes: list[int]) -> int:
     heads = Heads(group, num_kv_heads, head_dim, block_size)
     shape = AttentionShape(group * num_kv_heads, num_kv_heads, head_dim, block_size)
     with tempfile.TemporaryDirectory() as folder:
-        decode = CudaDecode(shape, driver, NoCompiler(), 90, Path(folder))
+        decode = CudaDecode(shape, driver, cubin_for(shape, 90, Path(folder), NoCompiler, Path(folder)))
     worst = 0.0
     for kv_lens, window, splits in CASES:
         error = _error(decode, heads, shape, kv_lens, window, splits)

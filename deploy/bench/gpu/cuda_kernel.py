@@ -1,0 +1,51 @@
+"""The CUDA C++ decode kernel on the device: against its reference, then beside Triton's, which it has to beat."""
+
+from functools import partial
+
+import torch
+
+from deploy.bench.gpu.kernels import make_kv, relative_error
+from deploy.bench.gpu.machine import Ceilings, Machine
+from deploy.bench.gpu.report import Report
+from gpu_worker.kernels.cuda.backend import load_decode
+from gpu_worker.kernels.cuda.compiler import CompilerError
+from gpu_worker.kernels.triton.attention_arguments import PagedKv
+from gpu_worker.kernels.triton.decode import SplitWorkspace, paged_decode, paged_decode_reference
+from gpu_worker.kernels.triton.shapes import AttentionShape, num_splits
+
+_TOLERANCE = 1e-2
+
+
+def measure_cuda_kernel(machine: Machine, ceilings: Ceilings, report: Report) -> None:
+    """A line a size; a wrong result is a failure."""
+    if machine.is_dry:
+        report.skip("cuda", "dry run: tests run the kernel on the CPU")
+        return
+    shape = AttentionShape(32, 8, 128, 16)
+    try:
+        decode = load_decode(shape, machine.device)
+    except CompilerError as missing:
+        report.skip("cuda", str(missing).splitlines()[0])
+        return
+    multiprocessors = torch.cuda.get_device_properties(machine.device).multi_processor_count
+    for num_rows, kv_len in ((1, 16384), (64, 2048), (64, 8192), (256, 2048)):
+        kv = make_kv(machine, shape, [kv_len] * num_rows)
+        q = torch.randn(num_rows, shape.num_heads, shape.head_dim, device=machine.device).to(torch.bfloat16)
+        splits = num_splits(num_rows, shape.num_kv_heads, kv_len, multiprocessors)
+        part = torch.empty(num_rows, shape.num_heads, splits, shape.head_dim, device=machine.device)
+        lse = torch.empty(num_rows, shape.num_heads, splits, device=machine.device)
+        cuda = partial(decode, q, kv, part, lse, softmax_scale=0.1)
+        few = min(num_rows, 4)
+        held = PagedKv(kv.k_pages, kv.v_pages, kv.block_tables[:few], kv.kv_lens[:few])
+        error = relative_error(cuda()[:few], paged_decode_reference(q[:few], held, softmax_scale=0.1))
+        if error >= _TOLERANCE:
+            report.fail("cuda", f"rows={num_rows} context={kv_len}: relative error {error:.3g}")
+            continue
+        workspace = SplitWorkspace.make(num_rows, shape, splits, machine.device)
+        seconds = machine.seconds(cuda)
+        triton = machine.seconds(partial(paged_decode, q, kv, workspace, softmax_scale=0.1))
+        num_bytes = 2 * num_rows * kv_len * shape.num_kv_heads * shape.head_dim * 2
+        report.add(
+            "cuda", rows=num_rows, context=kv_len, relative_error=error, us=seconds * 1e6, triton_us=triton * 1e6,
+            share_of_copy=num_bytes / seconds / ceilings.copy_bytes_per_s,
+        )  # fmt: skip
