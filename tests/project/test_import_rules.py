@@ -18,7 +18,7 @@ STDLIB = frozenset(sys.stdlib_module_names)
 
 PURE_STDLIB = frozenset(
     {"__future__", "abc", "array", "bisect", "collections", "copy", "dataclasses", "enum", "functools", "hashlib"}
-    | {"heapq", "itertools", "math", "operator", "string", "struct", "sys", "types", "typing"}
+    | {"heapq", "itertools", "math", "operator", "string", "struct", "sys", "types", "typing", "zlib"}
 )
 """What the scheduler's core may use: nothing that reads a clock, a seed, the environment, a file or a socket."""
 
