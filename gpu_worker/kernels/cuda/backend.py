@@ -15,7 +15,7 @@ from gpu_worker.model.attention import AttentionLayout
 
 
 def load_decode(shape: AttentionShape, device: torch.device) -> CudaDecode:
-    """The kernel for a shape on a device. Raises KernelArgumentError, CompilerError, DriverError; OSError: no driver."""
+    """The kernel for a shape on a device. Raises KernelArgumentError, CompilerError, DriverError, OSError."""
     major, minor = torch.cuda.get_device_capability(device)
     # torch's context must exist before a module is loaded into it.
     torch.cuda.synchronize(device)
