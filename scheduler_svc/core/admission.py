@@ -36,6 +36,8 @@ class OutputLimit(msgspec.Struct, frozen=True):
 def submit(state: SchedulerState, gateway: int, message: front.Submit, now: int) -> None:
     """Lets a request in, attaches to it when it lives here already, or refuses it."""
     key = RequestKey(message.tenant, message.request_id)
+    # Counted whatever becomes of it, so that under other knobs the same call has the same number.
+    state.last_number += 1
     if message.handle in state.gateway(gateway).attachments:
         rejection: Rejection | None = _invalid(validation.Fault("", "the handle is in use"))
     else:
@@ -168,16 +170,15 @@ def _refuse_for_quota(state: SchedulerState, name: str, now: int) -> Rejection |
 
 
 def _make_request(state: SchedulerState, message: front.Submit, key: RequestKey, now: int) -> Request:
-    """The request, known to nobody yet; its number is used up."""
-    request = Request(state.next_number, key, state.tenants.get(key.tenant, now), message, now)
-    state.next_number += 1
+    """The request, known to nobody yet."""
+    request = Request(state.last_number, key, state.tenants.get(key.tenant, now), message, now)
     limit = output_limit(state, request.prompt_len, message.max_tokens)
     assert isinstance(limit, OutputLimit)
     request.output_limit, request.limit_reason = limit.num_tokens, limit.reason
     if request.queue_deadline_ns is None and state.config.queue_timeout_ns is not None:
         request.queue_deadline_ns = now + state.config.queue_timeout_ns
     owner = None if state.config.share_prefix_across_tenants else key.tenant
-    request.prefix_root = state.hasher.root(owner, message.cache_salt)
+    request.prefix_root = state.hashes.root(owner, message.cache_salt)
     prefix_use.hash_prompt(state, request)
     request.add_choices(message.n, message.emitted)
     return request
@@ -186,7 +187,7 @@ def _make_request(state: SchedulerState, message: front.Submit, key: RequestKey,
 def _refuse_for_time(state: SchedulerState, request: Request, message: front.Submit, now: int) -> Rejection | None:
     """Predicts the first token; refuses a request that would miss its objective or its deadline anyhow."""
     first = request.sequences[0]
-    num_cached = len(prefix_use.find_blocks(state, first)) * state.hasher.block_size
+    num_cached = len(prefix_use.find_blocks(state, first)) * state.hashes.block_size
     num_ahead = state.queue.num_ahead(first, now)
     foretold = prediction.foretell(state, num_ahead, first.num_known - num_cached, now)
     request.foretold = foretold

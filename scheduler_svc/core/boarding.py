@@ -167,7 +167,7 @@ def _headroom(state: SchedulerState, sequence: Sequence) -> int:
 def _prefix(state: SchedulerState, sequence: Sequence, step: Step) -> _Prefix | None:
     """The longest prefix that it need not compute; None when a sibling is about to compute more of it."""
     found = prefix_use.find_blocks(state, sequence)
-    prefix = _Prefix(found, len(found) * state.hasher.block_size)
+    prefix = _Prefix(found, len(found) * state.hashes.block_size)
     request = sequence.request
     shared = request.prompt_len - 1
     if len(request.sequences) == 1 or prefix.computed >= shared:
@@ -183,5 +183,5 @@ def _prefix(state: SchedulerState, sequence: Sequence, step: Step) -> _Prefix | 
 
 
 def _from_sibling(state: SchedulerState, sibling: Sequence, shared: int) -> _Prefix:
-    num_full, num_rest = divmod(shared, state.hasher.block_size)
+    num_full, num_rest = divmod(shared, state.hashes.block_size)
     return _Prefix(sibling.blocks[:num_full], shared, sibling.blocks[num_full] if num_rest else None)

@@ -4,11 +4,15 @@ Owns the dispatch of events and nothing else; the modules beside it hold the rul
 clock, no socket, no log, no randomness. The same events at the same times give the same effects, byte for byte.
 """
 
+from collections.abc import Callable
+from functools import partial
+
 from chairlift.ipc import front
 from scheduler_svc.core import admission, attachments, events, planner, queries, reconfigure, recovery, results, upkeep
 from scheduler_svc.core.config import SchedulingConfig, find_conflict
 from scheduler_svc.core.cost_model import StepShape
 from scheduler_svc.core.effects import Effect, SendPlan, WakeAt
+from scheduler_svc.core.hash_source import HashSource, TokenHashes
 from scheduler_svc.core.revisions import Revision
 from scheduler_svc.core.state import SchedulerState
 
@@ -17,14 +21,21 @@ class Core:
     """One replica's scheduler.
 
     `hash_key` keys the prefix index's hashes (at most 64 bytes), `epoch` numbers this life of the scheduler.
+    `make_hashes` gives block hashes from elsewhere, for recording and replay.
     """
 
-    def __init__(self, config: SchedulingConfig, hash_key: bytes, epoch: int) -> None:
+    def __init__(
+        self,
+        config: SchedulingConfig,
+        hash_key: bytes,
+        epoch: int,
+        make_hashes: Callable[[int], HashSource] | None = None,
+    ) -> None:
         """Raises ValueError when the knobs contradict each other."""
         conflict = find_conflict(config)
         if conflict is not None:
             raise ValueError(conflict)
-        self.state = SchedulerState(config, hash_key, epoch)
+        self.state = SchedulerState(config, make_hashes or partial(TokenHashes, hash_key), epoch)
 
     def handle(self, event: events.Event, now: int) -> list[Effect]:
         """Takes one event in; what is to be done comes out, in order.

@@ -67,7 +67,7 @@ def _cover_decodes(state: SchedulerState, step: Step, now: int) -> None:
 def _watch(state: SchedulerState, sequence: Sequence, position: int, step: int) -> None:
     """It decodes at `position` in `step` and goes on from there, one position a step."""
     request = sequence.request
-    size = state.hasher.block_size
+    size = state.hashes.block_size
     border = step + size - position % size
     ending = step + request.output_limit - (position + 1 - request.prompt_len)
     state.batch.watch(sequence, border, ending)

@@ -4,8 +4,7 @@ Prompt blocks (and those of tokens known before boarding) become findable when a
 with one system prompt shares; blocks of newly sampled tokens when they are confirmed.
 """
 
-from chairlift.ipc.tokens import pack_u32
-from scheduler_svc.core.prefix import HASH_BYTES, TOKEN_BYTES
+from scheduler_svc.core.prefix import HASH_BYTES
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.core.state import SchedulerState
@@ -14,40 +13,26 @@ from scheduler_svc.core.steps import Step
 
 def hash_prompt(state: SchedulerState, request: Request) -> None:
     """Hashes the prompt's full blocks, once."""
-    if state.config.enable_prefix_caching and not request.prompt_hashes:
-        request.prompt_hashes = state.hasher.extend(request.prefix_root, request.prompt)
+    if (
+        not request.prompt_hashes
+        and state.config.enable_prefix_caching
+        and request.prompt_len >= state.hashes.block_size
+    ):
+        request.prompt_hashes = state.hashes.prompt(request)
 
 
 def block_hash(state: SchedulerState, sequence: Sequence, index: int) -> bytes:
     """Hash of its full block `index`, all of whose tokens are known and settled."""
     request = sequence.request
     hash_prompt(state, request)
-    in_prompt = request.prompt_len // state.hasher.block_size
+    in_prompt = request.prompt_len // state.hashes.block_size
     if index < in_prompt:
         return request.prompt_hashes[index * HASH_BYTES : (index + 1) * HASH_BYTES]
     at = (index - in_prompt) * HASH_BYTES
     while len(sequence.tail_hashes) <= at:
-        _extend_tail(state, sequence, in_prompt)
+        following = in_prompt + len(sequence.tail_hashes) // HASH_BYTES
+        sequence.tail_hashes += state.hashes.tail(sequence, following)
     return sequence.tail_hashes[at : at + HASH_BYTES]
-
-
-def _extend_tail(state: SchedulerState, sequence: Sequence, in_prompt: int) -> None:
-    """Hashes the next full block beyond the prompt's full ones.
-
-    ::
-
-        prompt  |----|----|--            in_prompt = 2
-        outputs             --|----|--
-        tail                 0    1      block 2 is half prompt, half output
-    """
-    request, size = sequence.request, state.hasher.block_size
-    index = in_prompt + len(sequence.tail_hashes) // HASH_BYTES
-    first = index * size - request.prompt_len
-    tokens = pack_u32(sequence.outputs[max(first, 0) : first + size])
-    if first < 0:
-        tokens = request.prompt[first * TOKEN_BYTES :] + tokens
-    parent = sequence.tail_hashes[-HASH_BYTES:] or request.prompt_hashes[-HASH_BYTES:] or request.prefix_root
-    sequence.tail_hashes += state.hasher.extend(parent, tokens)
 
 
 def find_blocks(state: SchedulerState, sequence: Sequence) -> list[int]:
@@ -55,7 +40,7 @@ def find_blocks(state: SchedulerState, sequence: Sequence) -> list[int]:
     if not state.config.enable_prefix_caching or sequence.request.wants_prompt_logprobs:
         return []
     found: list[int] = []
-    for index in range((sequence.num_known - 1) // state.hasher.block_size):
+    for index in range((sequence.num_known - 1) // state.hashes.block_size):
         block = state.pool.find(block_hash(state, sequence, index))
         if block is None:
             break
@@ -67,7 +52,7 @@ def index_planned(state: SchedulerState, sequence: Sequence, step: Step) -> None
     """Makes the blocks findable that plans up to `step` fill with tokens known when planned."""
     if not state.config.enable_prefix_caching:
         return
-    for index in range(sequence.num_indexed, sequence.scheduled // state.hasher.block_size):
+    for index in range(sequence.num_indexed, sequence.scheduled // state.hashes.block_size):
         block = sequence.blocks[index]
         if state.pool.index(block, block_hash(state, sequence, index)):
             step.indexed.append(block)
@@ -78,6 +63,6 @@ def index_confirmed(state: SchedulerState, sequence: Sequence) -> None:
     """Makes its full blocks findable whose tokens are computed and confirmed. It must be settled."""
     if not state.config.enable_prefix_caching:
         return
-    for index in range(sequence.num_indexed, sequence.computed // state.hasher.block_size):
+    for index in range(sequence.num_indexed, sequence.computed // state.hashes.block_size):
         state.pool.index(sequence.blocks[index], block_hash(state, sequence, index))
         sequence.num_indexed = index + 1

@@ -12,7 +12,6 @@ from scheduler_svc.core.batch import Batch
 from scheduler_svc.core.blocks import BlockPool
 from scheduler_svc.core.emission import stop_sending
 from scheduler_svc.core.ends import Cause
-from scheduler_svc.core.prefix import PrefixHasher
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.state import SchedulerState, Worker
 from scheduler_svc.core.steps import Step
@@ -82,7 +81,7 @@ def _void(state: SchedulerState, now: int) -> None:
             seats.send_back(state, sequence, WaitReason.PREEMPTED, now)
         else:
             sequence.scheduled = sequence.computed
-            sequence.num_indexed = min(sequence.num_indexed, sequence.computed // state.hasher.block_size)
+            sequence.num_indexed = min(sequence.num_indexed, sequence.computed // state.hashes.block_size)
     _call_back_finishing(state, steps, WaitReason.PREEMPTED, now)
     batch.void()
     state.blocked.clear()
@@ -134,8 +133,8 @@ def worker_up(state: SchedulerState, worker_epoch: int, geometry: device.Geometr
         if worker.epoch == worker_epoch:
             return
         worker_lost(state, worker.epoch, now)
-    if geometry.block_size != state.hasher.block_size:
-        state.hasher = PrefixHasher(state.hash_key, geometry.block_size)
+    if geometry.block_size != state.hashes.block_size:
+        state.hashes = state.make_hashes(geometry.block_size)
         for request in state.requests.values():
             request.prompt_hashes = b""
             for sequence in request.sequences:

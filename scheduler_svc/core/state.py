@@ -4,6 +4,7 @@ Owns the parts and the small lookups that several rules share. Decides nothing.
 """
 
 from collections import OrderedDict, deque
+from collections.abc import Callable
 
 from chairlift.ipc import device, front
 from scheduler_svc.core.batch import Batch
@@ -15,9 +16,9 @@ from scheduler_svc.core.cost_model import CostModel
 from scheduler_svc.core.effects import Effect, Emit
 from scheduler_svc.core.forecast import Forecast
 from scheduler_svc.core.guard import GuardWatch
+from scheduler_svc.core.hash_source import HashSource
 from scheduler_svc.core.ledger import Passes, WaitClock
 from scheduler_svc.core.policies.catalogue import make_policy
-from scheduler_svc.core.prefix import PrefixHasher
 from scheduler_svc.core.probation import Probation
 from scheduler_svc.core.queue import Queue
 from scheduler_svc.core.request import Request, RequestKey
@@ -88,9 +89,8 @@ class Worker:
 class SchedulerState:
     """See the module."""
 
-    def __init__(self, config: SchedulingConfig, hash_key: bytes, epoch: int) -> None:
+    def __init__(self, config: SchedulingConfig, make_hashes: Callable[[int], HashSource], epoch: int) -> None:
         self.config = config
-        self.hash_key = hash_key
         self.epoch = epoch
         self.effects: list[Effect] = []
         # requests
@@ -100,7 +100,8 @@ class SchedulerState:
         """The last ones that ended, oldest first; those that are still kept can be attached to."""
         self.by_number: dict[int, Request] = {}
         """Both."""
-        self.next_number = 1
+        self.last_number = 0
+        """Of the last request that was handed in."""
         self.gateways: dict[int, Gateway] = {}
         # the queue
         self.confirmed = Confirmed()
@@ -119,7 +120,8 @@ class SchedulerState:
         # the device
         self.worker: Worker | None = None
         self.pool = BlockPool(0)
-        self.hasher = PrefixHasher(hash_key, 1)
+        self.make_hashes = make_hashes
+        self.hashes = make_hashes(1)
         self.batch = Batch(0)
         self.in_flight: deque[Step] = deque()
         self.last_result_ns = 0

@@ -54,11 +54,14 @@ class Tenant:
         "num_requests",
         "num_rows",
         "num_seated",
+        "number",
         "pending_input",
     )
 
-    def __init__(self, name: str, knobs: TenantKnobs, now: int) -> None:
+    def __init__(self, name: str, knobs: TenantKnobs, now: int, number: int = 0) -> None:
         self.name = name
+        self.number = number
+        """By when it was first heard of: settles what is otherwise equal."""
         self.knobs = knobs
         self.num_requests = 0
         """Living ones."""
@@ -125,6 +128,7 @@ class Tenants:
     def __init__(self, config: SchedulingConfig) -> None:
         self._tenants: dict[str, Tenant] = {}
         self._idle: OrderedDict[str, None] = OrderedDict()
+        self._last_number = 0
         self._default = TenantKnobs()
         self._named: dict[str, TenantKnobs] = {}
         self.configure(config)
@@ -133,7 +137,8 @@ class Tenants:
         """The tenant's account, made when it is first heard of."""
         tenant = self._tenants.get(name)
         if tenant is None:
-            tenant = self._tenants[name] = Tenant(name, self._knobs(name), now)
+            self._last_number += 1
+            tenant = self._tenants[name] = Tenant(name, self._knobs(name), now, self._last_number)
         return tenant
 
     def _knobs(self, name: str) -> TenantKnobs:

@@ -78,18 +78,19 @@ class Fair:
     def candidates(self, now: int) -> Iterator[Sequence]:
         """From the tenant with the smallest counter, each time anew; within a tenant by arrival."""
         heads = []
-        for name, queue in self._queues.items():
+        for queue in self._queues.values():
             order = iter(queue)
             first = next(order)
-            heads.append((self.counter(first.request.tenant), name, first, order))
+            tenant = first.request.tenant
+            heads.append((self.counter(tenant), tenant.number, first, order))
         heapq.heapify(heads)
         while heads:
-            _, name, sequence, order = heapq.heappop(heads)
+            _, number, sequence, order = heapq.heappop(heads)
             yield sequence
             following = next(order, None)
             if following is not None:
                 # Boarding has charged the tenant: its turn comes when its counter is the smallest again.
-                heapq.heappush(heads, (self.counter(following.request.tenant), name, following, order))
+                heapq.heappush(heads, (self.counter(following.request.tenant), number, following, order))
 
     def victim(self, running: Iterable[Sequence], now: int) -> Sequence | None:
         """The latest arrival: counters change with every step, and would let two evict each other in turn."""

@@ -131,7 +131,7 @@ class ReferenceVtc:
 @settings(max_examples=200, deadline=None)
 def test_fair_boards_as_the_papers_algorithm_does(operations: list[tuple[str, int, int]]) -> None:
     fair, reference = Fair(1, 2, lambda: 0), ReferenceVtc((1, 2))
-    tenants = [Tenant(name, TenantKnobs(), 0) for name in "abc"]
+    tenants = [Tenant(name, TenantKnobs(), 0, number) for number, name in enumerate("abc")]
     for number, (what, whose, amount) in enumerate(operations):
         tenant = tenants[whose]
         if what == "add":

@@ -1,0 +1,140 @@
+"""A recording replays to identical plans, holds nothing that a user wrote, and survives a torn tail."""
+
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from scheduler_svc.core import invariants
+from scheduler_svc.core.config import SchedulingConfig
+from scheduler_svc.core.frames import FORMAT, Frame, Header, RecordError, pack, read_frames, read_header
+from scheduler_svc.sim.replay import ReplayResult, replay
+
+_RUN = Path(__file__).with_name("pure_run.py")
+_NUM_ROUNDS = 4000
+
+
+def record(path: Path, mode: str, hash_seed: str = "3", num_rounds: int = _NUM_ROUNDS) -> list[int]:
+    environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, str(_RUN), str(num_rounds), str(path), mode]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    return [int(count) for count in done.stdout.split()[1:]]
+
+
+def replay_file(path: Path) -> ReplayResult:
+    with path.open("rb") as file:
+        return replay(read_header(file), read_frames(file))
+
+
+@pytest.fixture(scope="module")
+def redacted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
+    path = tmp_path_factory.mktemp("recordings") / "redacted"
+    return path, record(path, "redacted")[0]
+
+
+def test_ten_thousand_events_replay_to_the_same_plans_without_any_token(redacted: tuple[Path, int]) -> None:
+    """Recorded in a process with one hash seed, replayed in another."""
+    path, num_events = redacted
+    assert num_events > 10_000
+    result = replay_file(path)
+    assert result.difference is None
+    assert result.num_events == num_events
+    assert result.num_plans > 1000
+
+
+def test_with_tokens_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    num_events, _ = record(path, "tokens", num_rounds=1000)
+    assert replay_file(path).num_events == num_events
+    assert replay_file(path).difference is None
+
+
+def test_recording_changes_nothing_of_what_the_core_does(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    plain = subprocess.run(
+        [sys.executable, str(_RUN), "500"], env=environment, capture_output=True, text=True, check=True
+    ).stdout
+    command = [sys.executable, str(_RUN), "500", str(tmp_path / "r"), "redacted"]
+    recorded = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    assert plain == recorded
+
+
+def test_a_replay_keeps_the_invariants(tmp_path: Path) -> None:
+    path = tmp_path / "r"
+    record(path, "redacted", num_rounds=300)
+    with path.open("rb") as file:
+        assert replay(read_header(file), read_frames(file), invariants.check).difference is None
+
+
+def test_a_recording_holds_nothing_that_a_user_wrote_or_was_told(redacted: tuple[Path, int]) -> None:
+    content = redacted[0].read_bytes()
+    for secret in (b"SECRET", b"private", b"t1:"):
+        assert secret not in content
+    with redacted[0].open("rb") as file:
+        header = read_header(file)
+        assert header.hash_key == b""
+        for frame in read_frames(file):
+            encoded = msgspec.msgpack.encode(frame.event)
+            # Tenants t0 to t3 and requests r0 to r39, as msgpack strings of two and three characters.
+            assert not any(b"\xa2" + name.encode() in encoded for name in ("t0", "t1", "t2", "t3", "r7"))
+
+
+def test_the_first_difference_is_pointed_at(redacted: tuple[Path, int]) -> None:
+    with redacted[0].open("rb") as file:
+        header, frames = read_header(file), list(read_frames(file))
+    at = next(number for number, frame in enumerate(frames) if number > 2000 and frame.plans)
+    wrong = msgspec.structs.replace(frames[at], plans=bytes(8))
+    result = replay(header, iter([*frames[:at], wrong, *frames[at + 1 :]]))
+    assert result.difference is not None
+    assert result.difference.event_number == at + 1
+    assert result.difference.recorded == ("0" * 16,)
+    assert result.difference.plans[0].startswith("step ")
+
+
+def test_other_knobs_give_another_course(redacted: tuple[Path, int]) -> None:
+    with redacted[0].open("rb") as file:
+        header = read_header(file)
+        header = msgspec.structs.replace(header, config=msgspec.structs.replace(header.config, max_num_seqs=1))
+        assert replay(header, read_frames(file)).difference is not None
+
+
+# ---- the form of the file ----
+
+
+def test_a_torn_tail_ends_the_recording_and_is_no_error(redacted: tuple[Path, int]) -> None:
+    content = redacted[0].read_bytes()
+    whole = len(list(frames_of(content)))
+    for cut in (1, 5, 9, 30):
+        assert whole - 2 <= len(list(frames_of(content[:-cut]))) < whole
+    last = bytearray(content)
+    last[-1] ^= 1
+    assert len(list(frames_of(bytes(last)))) == whole - 1
+
+
+def frames_of(content: bytes) -> list[Frame]:
+    file = io.BytesIO(content)
+    read_header(file)
+    return list(read_frames(file))
+
+
+def test_damage_in_the_middle_is_an_error_with_its_place(redacted: tuple[Path, int]) -> None:
+    content = bytearray(redacted[0].read_bytes()[:5000])
+    content[3000] ^= 0x40
+    with pytest.raises(RecordError, match="byte"):
+        frames_of(bytes(content))
+
+
+@pytest.mark.parametrize("content", [b"", b"not a recording", pack(Frame(1, None)), b"\xff" * 64])  # type: ignore[arg-type]
+def test_what_is_no_recording_is_told(content: bytes) -> None:
+    with pytest.raises(RecordError):
+        read_header(io.BytesIO(content))
+
+
+def test_another_format_is_told() -> None:
+    header = Header(FORMAT + 1, SchedulingConfig(), 1, False, b"", "0")
+    with pytest.raises(RecordError, match=f"format {FORMAT + 1}"):
+        read_header(io.BytesIO(pack(header)))
