@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import structlog
 
+from chairlift.runtime.addresses import AddressError
 from chairlift.runtime.model_source import ModelNotFoundError, ModelSource, resolve_model
 from chairlift.runtime.process import ExitCode, StopSignal, die_with_parent, stop_on_signals
 from chairlift.runtime.settings import Settings
 from chairlift.runtime.settings_loader import parse_settings
 from chairlift.runtime.sockets import EndpointError
 from chairlift.runtime.telemetry import configure_logging
-from gateway.addresses import AddressError
 from gateway.service import GatewayService
 from gateway.text.errors import ChatTemplateError, ModelTextError
 from gateway.text.model_text import ModelText, load_model_text

@@ -10,11 +10,11 @@ import structlog
 
 from chairlift.ipc.common import Reason
 from chairlift.runtime import sockets
+from chairlift.runtime.addresses import AddressError, check_exposure, parse_address
 from chairlift.runtime.model_source import ModelSource, fingerprint_model
 from chairlift.runtime.probes import ProbeServer, ProcessState
 from chairlift.runtime.process import StopSignal, new_epoch
 from chairlift.runtime.settings import Settings
-from gateway.addresses import AddressError, check_exposure, parse_listen
 from gateway.call import Gate
 from gateway.errors.api_error import ApiError
 from gateway.link.replicas import Replicas
@@ -48,8 +48,8 @@ class GatewayService:
         self._settings = settings
         self._log = structlog.get_logger()
         allow = own.allow_insecure_public
-        self._listen = check_exposure(parse_listen(own.listen, "gateway.listen"), "gateway.listen", allow_public=allow)
-        ops = parse_listen(own.ops_listen, "gateway.ops_listen", own.index)
+        self._listen = check_exposure(parse_address(own.listen, "gateway.listen"), "gateway.listen", allow_public=allow)
+        ops = parse_address(own.ops_listen, "gateway.ops_listen", own.index)
         self._ops_listen = check_exposure(ops, "gateway.ops_listen", allow_public=allow)
         epoch = new_epoch()
         name = f"gateway-{own.index}@{socket.gethostname()}"
@@ -101,7 +101,7 @@ class GatewayService:
         self.state.set_ready(False, "no scheduler yet")
         listen = self._settings.gateway.metrics_listen
         if listen:
-            probe = parse_listen(listen, "gateway.metrics_listen", self._settings.gateway.index)
+            probe = parse_address(listen, "gateway.metrics_listen", self._settings.gateway.index)
             self._probes = ProbeServer(str(probe), self.state, self._observer.exposition)
         self.port = _bind(self._public, str(self._listen), "gateway.listen")
         self.ops_port = _bind(self._ops, str(self._ops_listen), "gateway.ops_listen")

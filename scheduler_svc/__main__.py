@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import structlog
 
+from chairlift.runtime.addresses import AddressError
 from chairlift.runtime.process import ExitCode, die_with_parent, stop_on_signals
 from chairlift.runtime.settings_loader import parse_settings
 from chairlift.runtime.sockets import EndpointError
@@ -20,7 +21,7 @@ def main(argv: Sequence[str]) -> int:
     with stop_on_signals() as stop:
         try:
             service = SchedulerService(settings)
-        except (EndpointError, OSError) as error:
+        except (AddressError, EndpointError, OSError) as error:
             structlog.get_logger().error("scheduler_cannot_start", reason=str(error))
             return ExitCode.USAGE
         try:

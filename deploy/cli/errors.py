@@ -3,10 +3,11 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from chairlift.runtime.addresses import AddressError
 from chairlift.runtime.model_source import ModelNotFoundError
 from chairlift.runtime.process import ExitCode
 from chairlift.runtime.settings_loader import SettingsError
-from deploy.launcher.address import AddressError, BadAddressError
+from deploy.launcher.ports import PortError
 from deploy.launcher.run_folder import RunFolderError
 from deploy.launcher.supervisor import StackError
 
@@ -41,11 +42,11 @@ def stack_errors() -> Iterator[None]:
     """Turns what the launcher and the settings raise into CommandError."""
     try:
         yield
-    except (SettingsError, BadAddressError) as error:
+    except (SettingsError, AddressError) as error:
         raise CommandError(str(error), ExitCode.USAGE) from error
     except ModelNotFoundError as error:
         raise CommandError(str(error), ExitCode.MODEL) from error
-    except (AddressError, RunFolderError) as error:
+    except (PortError, RunFolderError) as error:
         raise CommandError(str(error)) from error
     except StackError as error:
         raise CommandError(str(error), error.exit_code) from error

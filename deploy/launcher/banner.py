@@ -11,9 +11,9 @@ import msgspec
 
 import chairlift
 from chairlift.client import DEFAULT_TARGET, AsyncClient, Model, RetryPolicy
+from chairlift.runtime.addresses import Address
 from chairlift.v1 import ops_pb2 as ops
 from chairlift.v1 import ops_pb2_grpc as ops_grpc
-from deploy.launcher.address import Address
 from deploy.launcher.stack import Stack
 
 _TIMEOUT_S = 30.0

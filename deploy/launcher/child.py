@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
+from chairlift.runtime.addresses import Address
 from chairlift.runtime.process import PARENT_PID_ENV, ExitCode
-from deploy.launcher.address import Address
 
 
 class Launch(msgspec.Struct, frozen=True):

@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 
 import msgspec
 
+from chairlift.runtime.addresses import Address
 from chairlift.runtime.settings import Settings
-from deploy.launcher.address import Address
 from deploy.launcher.progress import Progress
 from deploy.launcher.stack import prepare_stack
 from deploy.launcher.supervisor import StackError, Supervisor

@@ -4,7 +4,7 @@ import asyncio
 
 import msgspec
 
-from deploy.launcher.address import Address
+from chairlift.runtime.addresses import Address
 
 _ANSWER_BYTES = 4096
 _TIMEOUT_S = 1.0

@@ -10,6 +10,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from chairlift.runtime.private_folder import PrivateFolderError, make_private_folder
+
 _PREFIX = "chairlift-run-"
 _LOCK = "lock"
 
@@ -28,8 +30,10 @@ class RunFolder:
         """
         self._is_ours = chosen is None
         try:
-            self.path = _fresh() if chosen is None else _existing(Path(chosen))
+            self.path = _fresh() if chosen is None else make_private_folder(Path(chosen))
             self._lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except PrivateFolderError as error:
+            raise RunFolderError(str(error)) from None
         except OSError as error:
             raise RunFolderError(f"{chosen or tempfile.gettempdir()}: {error.strerror}") from None
         if not _try_lock(self._lock):
@@ -57,14 +61,6 @@ def _fresh() -> Path:
     base = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
     _sweep(base)
     return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=base))
-
-
-def _existing(folder: Path) -> Path:
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    status = folder.stat()
-    if status.st_uid != os.getuid() or status.st_mode & 0o077:
-        raise RunFolderError(f"{folder}: must belong to this user with mode 0700")
-    return folder
 
 
 def _sweep(base: Path) -> None:

@@ -12,11 +12,12 @@ from contextlib import contextmanager
 
 import msgspec
 
+from chairlift.runtime.addresses import Address, check_exposure, parse_address
 from chairlift.runtime.model_source import resolve_model
 from chairlift.runtime.settings import GatewaySettings, SchedulerSettings, Settings, WorkerSettings
 from chairlift.runtime.settings_loader import CONFIG_ENV, ENV_PREFIX, to_toml_overrides
-from deploy.launcher.address import Address, AddressError, BadAddressError, HeldPort, find_free, is_free, parse_address
 from deploy.launcher.child import ChildSpec, Launch
+from deploy.launcher.ports import HeldPort, PortError, find_free, is_free
 from deploy.launcher.run_folder import RunFolder
 
 _ANY_PORT = Address("127.0.0.1", 0)
@@ -38,12 +39,13 @@ class Stack(msgspec.Struct, frozen=True):
 def prepare_stack(settings: Settings) -> Iterator[Stack]:
     """Takes the public port and a run folder, which are given back at the end, and plans the children.
 
-    What would end a child after a long load is found here: raises AddressError, RunFolderError and ModelNotFoundError.
+    What would end a child after a long load is found here: raises AddressError, PortError, RunFolderError,
+    ModelNotFoundError.
     """
     resolve_model(settings.model.source, settings.model.revision)
-    for setting, listen in (("listen", settings.gateway.listen), ("ops_listen", settings.gateway.ops_listen)):
-        _check_exposure(parse_address(listen), f"gateway.{setting}", settings.gateway)
-    public = HeldPort(parse_address(settings.gateway.listen))
+    listen = _checked(settings.gateway.listen, "gateway.listen", settings.gateway)
+    _checked(settings.gateway.ops_listen, "gateway.ops_listen", settings.gateway)
+    public = HeldPort(listen)
     try:
         with RunFolder(settings.ipc.run_dir) as folder:
             yield _plan(_with_paths(settings, public.address, folder), public.address)
@@ -51,13 +53,9 @@ def prepare_stack(settings: Settings) -> Iterator[Stack]:
         public.close()
 
 
-def _check_exposure(address: Address, setting: str, gateway: GatewaySettings) -> None:
+def _checked(listen: str, setting: str, gateway: GatewaySettings) -> Address:
     """The gateway's own rule, before the model is loaded."""
-    if not address.is_loopback and not gateway.allow_insecure_public:
-        raise BadAddressError(
-            f"{setting} = {address}: whoever reaches this address could use the server, which asks for no credentials "
-            "(gateway.allow_insecure_public = true where the network itself is trusted)"
-        )
+    return check_exposure(parse_address(listen, setting), setting, allow_public=gateway.allow_insecure_public)
 
 
 def _with_paths(settings: Settings, public: Address, folder: RunFolder) -> Settings:
@@ -138,7 +136,7 @@ class _Ports:
         self._taken = taken
 
     def ops_addresses(self, settings: Settings) -> Sequence[Address]:
-        """Operator's address of each gateway. Raises AddressError."""
+        """Operator's address of each gateway. Raises AddressError, PortError."""
         return self._consecutive(
             "gateway.ops_listen",
             settings.gateway.ops_listen,
@@ -147,7 +145,7 @@ class _Ports:
         )
 
     def probe_addresses(self, settings: Settings) -> dict[str, Address]:
-        """HTTP address of each child by its name. Raises AddressError."""
+        """HTTP address of each child by its name. Raises AddressError, PortError."""
         count = settings.supervisor.gateways
         scheduler, worker, gateway = settings.scheduler, settings.worker, settings.gateway
         return {
@@ -167,14 +165,14 @@ class _Ports:
 
     def _consecutive(self, key: str, chosen: str, default: str, count: int) -> Sequence[Address]:
         """`count` addresses from `chosen` on; any free ones where it is the default or has port 0 or is empty."""
-        first = parse_address(chosen) if chosen else _ANY_PORT
+        first = parse_address(chosen, key) if chosen else _ANY_PORT
         addresses = []
         for index in range(count):
             wanted = first.with_port(first.port + index if first.port else 0)
             if chosen == default or not first.port:
                 address = find_free(wanted, self._taken)
             elif wanted.port in self._taken or not is_free(wanted):
-                raise AddressError(f"{wanted}: the port is in use ({key})")
+                raise PortError(f"{wanted}: the port is in use ({key})")
             else:
                 address = wanted
             self._taken.add(address.port)

@@ -4,12 +4,13 @@ Keepalive agrees with the gateway's: a client that pings more often than `gatewa
 off with ``too_many_pings``.
 """
 
-import ipaddress
 from collections.abc import Sequence
 from pathlib import Path
 
 import grpc
 import msgspec
+
+from chairlift.runtime.addresses import is_loopback_host
 
 DEFAULT_TARGET = "127.0.0.1:50051"
 KEEPALIVE_S = 30.0
@@ -69,13 +70,7 @@ def is_loopback(target: str) -> bool:
     """Whether `target` can only be on this machine."""
     if target.startswith(("unix:", "unix-abstract:")):
         return True
-    host = target.rpartition(":")[0].strip("[]")
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    return is_loopback_host(target.rpartition(":")[0].strip("[]"))
 
 
 def _channel_options(target: str, tls: Tls | None, keepalive_s: float) -> ChannelOptions:

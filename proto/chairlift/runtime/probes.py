@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from chairlift.runtime.addresses import parse_address
+
 STALE_AFTER_S = 5.0
 """A loop that has not turned for this long is not live."""
 
@@ -46,10 +48,10 @@ class ProbeServer:
     """Serves the probes on a thread of its own until closed."""
 
     def __init__(self, listen: str, state: ProcessState, metrics: Callable[[], str] | None = None) -> None:
-        """Binds `listen` (host:port; port 0 takes a free one). Raises OSError when it cannot."""
-        host, _, port = listen.rpartition(":")
+        """Binds `listen` (host:port; port 0 takes a free one). Raises AddressError, or OSError when it cannot."""
+        address = parse_address(listen, "metrics_listen")
         handler = _make_handler(state, metrics)
-        self._server = ThreadingHTTPServer((host.strip("[]") or "127.0.0.1", int(port)), handler)
+        self._server = ThreadingHTTPServer((address.host, address.port), handler)
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, name="probes", daemon=True)
         self._thread.start()

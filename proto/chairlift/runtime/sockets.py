@@ -4,16 +4,16 @@ libzmq's defaults lose or keep too much: a ROUTER drops silently to an unknown p
 not there, LINGER waits for ever, messages are unbounded. Sockets made here do none of that.
 """
 
-import ipaddress
 import os
 import socket as unix_socket
-import stat
 import tempfile
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import zmq
 
+from chairlift.runtime.addresses import is_loopback_host
+from chairlift.runtime.private_folder import PrivateFolderError, make_private_folder
 from chairlift.runtime.settings import IpcSettings
 
 MAX_UNIX_PATH = 100
@@ -47,13 +47,9 @@ def run_dir(settings: IpcSettings) -> Path:
         base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
         folder = Path(base) / f"chairlift-{os.getuid()}"
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = folder.stat()
-    except OSError as error:
-        raise EndpointError(f"{folder}: {error.strerror}") from None
-    if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
-        raise EndpointError(f"{folder}: must belong to this user with mode 0700: whoever can write there can plan")
-    return folder
+        return make_private_folder(folder)
+    except PrivateFolderError as error:
+        raise EndpointError(str(error)) from None
 
 
 def bind_router(context: "zmq.Context[zmq.Socket[bytes]]", endpoint: str, settings: IpcSettings) -> "zmq.Socket[bytes]":
@@ -125,18 +121,9 @@ def _checked(endpoint: str, settings: IpcSettings) -> str:
         return endpoint
     if parts.scheme != "tcp" or not parts.hostname:
         raise EndpointError(f"{endpoint}: expected ipc://PATH or tcp://HOST:PORT")
-    if not _is_loopback(parts.hostname) and not settings.allow_plaintext:
+    if not is_loopback_host(parts.hostname) and not settings.allow_plaintext:
         raise EndpointError(
             f"{endpoint}: plaintext to another host; whoever reaches this port can send plans "
             "(ipc.allow_plaintext=true where the network itself is trusted)"
         )
     return endpoint
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

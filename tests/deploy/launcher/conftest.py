@@ -9,8 +9,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from deploy.launcher.address import Address, find_free
+from chairlift.runtime.addresses import Address
 from deploy.launcher.child import ChildSpec, Launch
+from deploy.launcher.ports import find_free
 from deploy.launcher.progress import Progress
 
 STAND_IN = Path(__file__).with_name("stand_in.py")

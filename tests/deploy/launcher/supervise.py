@@ -8,9 +8,10 @@ import os
 import sys
 from pathlib import Path
 
+from chairlift.runtime.addresses import Address
 from chairlift.runtime.settings import SupervisorSettings
-from deploy.launcher.address import Address, find_free
 from deploy.launcher.child import ChildSpec, Launch
+from deploy.launcher.ports import find_free
 from deploy.launcher.progress import Progress
 from deploy.launcher.run import run_until_stopped
 from deploy.launcher.supervisor import Supervisor

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from chairlift.runtime.model_source import ModelSource
-from gateway.addresses import AddressError, check_exposure, parse_listen
 
 _WAIT_S = 60
 
@@ -86,27 +85,3 @@ def test_a_template_that_does_not_compile_is_a_fault_of_the_model(
     output, _ = process.communicate(timeout=_WAIT_S)
     assert process.returncode == 3
     assert "bad.gguf" in output
-
-
-@pytest.mark.parametrize(
-    ("text", "offset", "expected"),
-    [("127.0.0.1:5", 3, "127.0.0.1:8"), ("[::1]:0", 3, "[::1]:0"), ("localhost:65535", 0, "localhost:65535")],
-)
-def test_addresses(text: str, offset: int, expected: str) -> None:
-    address = parse_listen(text, "s", offset)
-    assert str(address) == expected
-    assert check_exposure(address, "s", allow_public=False) is address
-
-
-@pytest.mark.parametrize("text", ["", "host", ":5", "::1:5", "h:x", "h:99999", "h:65535"])
-def test_bad_addresses_are_refused(text: str) -> None:
-    with pytest.raises(AddressError, match=r"gateway\.listen"):
-        parse_listen(text, "gateway.listen", 1)
-
-
-@pytest.mark.parametrize("text", ["0.0.0.0:5", "[::]:5", "example.org:5", "192.168.1.1:5"])
-def test_the_world_is_kept_out_until_that_is_wanted(text: str) -> None:
-    address = parse_listen(text, "gateway.listen")
-    with pytest.raises(AddressError, match="allow_insecure_public"):
-        check_exposure(address, "gateway.listen", allow_public=False)
-    assert check_exposure(address, "gateway.listen", allow_public=True) is address

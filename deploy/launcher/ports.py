@@ -1,76 +1,30 @@
-"""Addresses that children listen on: parsing, finding free ports, holding the public one.
+"""Ports that children listen on: finding free ones, holding the public one.
 
 A port is held by sockets that are bound with SO_REUSEPORT and never listen: gateways of the same user can share it,
 another program cannot take it while models load or a gateway restarts, and no connection ever reaches the holder.
 """
 
 import errno
-import ipaddress
 import socket
 from collections.abc import Collection
 
-import msgspec
+from chairlift.runtime.addresses import Address
 
 _HOPELESS = frozenset({errno.EACCES, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT})
 
 
-class AddressError(ValueError):
-    """An address that cannot be listened on. The message names it and says why."""
-
-
-class BadAddressError(AddressError):
-    """Not an address, or one that the settings do not allow."""
-
-
-class Address(msgspec.Struct, frozen=True):
-    """A TCP address. Port 0 stands for a free one."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{host}:{self.port}"
-
-    @property
-    def is_loopback(self) -> bool:
-        """Whether only this machine reaches it."""
-        if self.host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
-
-    def with_port(self, port: int) -> "Address":
-        """The same host with another port."""
-        return Address(self.host, port)
-
-    def for_clients(self) -> "Address":
-        """Where a client on this machine reaches a server that listens here: wildcards become loopback."""
-        reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - recognised here, not bound
-        return Address(reachable.get(self.host, self.host), self.port)
-
-
-def parse_address(text: str) -> Address:
-    """``host:port`` or ``[host]:port``. Raises BadAddressError."""
-    host, colon, port = text.rpartition(":")
-    bracketed = host.startswith("[") and host.endswith("]")
-    if not colon or not host or (":" in host and not bracketed):
-        raise BadAddressError(f"{text!r}: expected HOST:PORT")
-    if not (port.isascii() and port.isdigit()) or int(port) > 65_535:
-        raise BadAddressError(f"{text!r}: the port must be a number up to 65535")
-    return Address(host[1:-1] if bracketed else host, int(port))
+class PortError(ValueError):
+    """A port that cannot be had, on this host or now. The message names the address and says why."""
 
 
 def is_free(address: Address) -> bool:
-    """Whether a server could listen there now. Raises AddressError where none ever could."""
+    """Whether a server could listen there now. Raises PortError where none ever could."""
     try:
         for one in _bind(address, reuse_port=False):
             one.close()
     except OSError as error:
         if isinstance(error, socket.gaierror) or error.errno in _HOPELESS:
-            raise AddressError(f"{address}: {error.strerror}") from None
+            raise PortError(f"{address}: {error.strerror}") from None
         return False
     return True
 
@@ -92,13 +46,13 @@ class HeldPort:
     """The public port, held from before the model loads until the end."""
 
     def __init__(self, address: Address) -> None:
-        """Takes the port. Raises AddressError when another program has it, or this host cannot have it."""
+        """Takes the port. Raises PortError when another program has it, or this host cannot have it."""
         if address.port and not is_free(address):
-            raise AddressError(f"{address}: the port is in use by another program")
+            raise PortError(f"{address}: the port is in use by another program")
         try:
             self._sockets = _bind(address, reuse_port=True)
         except OSError as error:
-            raise AddressError(f"{address}: {error.strerror}") from None
+            raise PortError(f"{address}: {error.strerror}") from None
         self.address = address.with_port(int(self._sockets[0].getsockname()[1]))
 
     def close(self) -> None:
