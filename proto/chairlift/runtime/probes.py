@@ -4,10 +4,14 @@ Live means that the process's own loop turns, whatever its peers do; ready that 
 `ProcessState` that the loop itself keeps up to date, so that a hung loop cannot look healthy.
 """
 
+import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import structlog
 
 from chairlift.runtime.addresses import parse_address
 
@@ -50,9 +54,8 @@ class ProbeServer:
     def __init__(self, listen: str, state: ProcessState, metrics: Callable[[], str] | None = None) -> None:
         """Binds `listen` (host:port; port 0 takes a free one). Raises AddressError, or OSError when it cannot."""
         address = parse_address(listen, "metrics_listen")
-        handler = _make_handler(state, metrics)
-        self._server = ThreadingHTTPServer((address.host, address.port), handler)
-        self._server.daemon_threads = True
+        server = _Server6 if ":" in address.host else _Server
+        self._server = server((address.host, address.port), _make_handler(state, metrics))
         self._thread = threading.Thread(target=self._server.serve_forever, name="probes", daemon=True)
         self._thread.start()
 
@@ -66,6 +69,20 @@ class ProbeServer:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A prober that hung up is no event; whatever else goes wrong is one line of the log."""
+        error = sys.exception()
+        if not isinstance(error, ConnectionError | TimeoutError):
+            structlog.get_logger().error("probe_failed", exc_info=error)
+
+
+class _Server6(_Server):
+    address_family = socket.AF_INET6
 
 
 def _make_handler(state: ProcessState, metrics: Callable[[], str] | None) -> type[BaseHTTPRequestHandler]:

@@ -2,13 +2,18 @@
 
 import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
+import threading
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
 
 import pytest
+import structlog
 import zmq
 
 from chairlift.runtime import sockets
@@ -45,6 +50,57 @@ def test_probes_follow_the_loop() -> None:
         assert _get(server.port, "/other")[0] == 404
     finally:
         server.close()
+
+
+@pytest.mark.parametrize(("fails", "is_told"), [(False, False), (True, True)])
+def test_a_prober_that_hangs_up_is_no_event_and_a_failing_metric_is(
+    capfd: pytest.CaptureFixture[str], fails: bool, is_told: bool
+) -> None:
+    """A prober with a short time-out left a traceback in the log each time that it was impatient."""
+    hung_up = threading.Event()
+
+    def metrics() -> str:
+        assert hung_up.wait(30)
+        if fails:
+            raise RuntimeError("no figures")
+        return "m 1\n" * 1_000_000
+
+    server = ProbeServer("127.0.0.1:0", ProcessState(), metrics)
+    try:
+        with structlog.testing.capture_logs() as logs:
+            prober = socket.create_connection(("127.0.0.1", server.port))
+            prober.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            prober.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+            answering = _answering_thread()
+            prober.close()
+            hung_up.set()
+            answering.join(30)
+            assert not answering.is_alive()
+        assert [entry["event"] for entry in logs] == (["probe_failed"] if is_told else [])
+        assert capfd.readouterr().err == ""
+    finally:
+        server.close()
+
+
+def _answering_thread() -> threading.Thread:
+    """The thread that answers the one prober."""
+    deadline = time.monotonic() + 30
+    while True:
+        for thread in threading.enumerate():
+            if "process_request_thread" in thread.name:
+                return thread
+        assert time.monotonic() < deadline, "nobody answers"
+        time.sleep(0.01)
+
+
+def test_probes_are_served_on_ipv6_too() -> None:
+    try:
+        server = ProbeServer("[::1]:0", ProcessState())
+    except OSError as error:
+        pytest.skip(f"no IPv6 on this machine: {error}")
+    with socket.create_connection(("::1", server.port), timeout=30):
+        pass
+    server.close()
 
 
 def test_run_dir_is_private(tmp_path: Path) -> None:
