@@ -15,7 +15,10 @@ from chairlift.runtime.settings import Settings
 from chairlift.runtime.settings_loader import parse_settings
 from chairlift.runtime.sockets import EndpointError
 from chairlift.runtime.telemetry import configure_logging
+from gpu_worker.host_memory import limit_arenas
 from gpu_worker.threads import prepare_openmp, usable_cores
+
+_NUM_ARENAS = 2
 
 
 def main(argv: Sequence[str]) -> int:
@@ -25,6 +28,7 @@ def main(argv: Sequence[str]) -> int:
     configure_logging(settings.telemetry, "worker")
     num_threads = settings.worker.num_threads or usable_cores()
     prepare_openmp(os.environ, num_threads)
+    limit_arenas(_NUM_ARENAS)
     with stop_on_signals() as stop:
         return _run(settings, num_threads, stop)
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
+from gpu_worker.host_memory import advise_huge_pages
 from gpu_worker.loading.config import ModelConfig
 from gpu_worker.model.decoder import LayerPages
 
@@ -66,8 +67,10 @@ class KvCache:
         except RuntimeError:
             wanted = (num_blocks + 1) * geometry.block_bytes
             raise KvCacheSizeError(f"{wanted} bytes for the KV cache cannot be allocated on {device}") from None
-        self._pool[:, :, self.dummy_block].zero_()
         self.pages: tuple[LayerPages, ...] = tuple((layer[0], layer[1]) for layer in self._pool)
+        if device.type == "cpu":
+            self._advise_huge_pages()
+        self._pool[:, :, self.dummy_block].zero_()
 
     @property
     def dummy_block(self) -> int:
@@ -77,6 +80,12 @@ class KvCache:
     def copy_blocks(self, sources: torch.Tensor, destinations: torch.Tensor) -> None:
         """Copies whole blocks ([n] int64 ids each) in every layer, as if all at once: copy-on-write."""
         self._pool[:, :, destinations] = self._pool[:, :, sources]
+
+    def _advise_huge_pages(self) -> None:
+        """For the scheduler's blocks only: the dummy, touched at once, would take a huge page of each tensor."""
+        for layer in self.pages:
+            for pages in layer:
+                advise_huge_pages(pages.data_ptr(), pages[: self.num_blocks].nbytes)
 
     def poison(self, blocks: torch.Tensor) -> None:
         """Fills blocks ([n] int64 ids) with NaN, for tests: whoever reads what he does not own is found out."""

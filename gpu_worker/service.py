@@ -19,6 +19,7 @@ from gpu_worker.backends.choose import choose_backend
 from gpu_worker.engine import Engine, build_engine
 from gpu_worker.faults import FaultInjector
 from gpu_worker.heartbeat import Heartbeat, Progress
+from gpu_worker.host_memory import give_back_freed
 from gpu_worker.link import SchedulerLink, Standing
 from gpu_worker.loading.config import ModelConfig
 from gpu_worker.loading.loader import ModelFiles
@@ -79,7 +80,9 @@ class WorkerService:
             seconds=round(time.monotonic() - started, 2),
         )
         self.state.set_ready(False, "warming up")
-        return build_engine(self._settings, files.source, backend, model, self._sizes, self._epoch, self._faults)
+        engine = build_engine(self._settings, files.source, backend, model, self._sizes, self._epoch, self._faults)
+        give_back_freed()
+        return engine
 
     def run(self, engine: Engine, stop: StopSignal) -> int:
         """Serves plans until `stop` is requested or the scheduler refuses this worker. Returns the exit code."""

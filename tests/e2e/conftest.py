@@ -20,7 +20,7 @@ from chairlift.ipc import device, front
 from chairlift.ipc.common import SamplingParams
 from chairlift.ipc.tokens import pack_u32, unpack_u32, unpack_u64
 from chairlift.runtime.model_source import BUILT_IN, resolve_model
-from chairlift.runtime.settings import ModelSettings, Settings, WorkerSettings
+from chairlift.runtime.settings import ModelSettings, Settings
 from chairlift.v1 import ops_pb2, ops_pb2_grpc
 from gpu_worker.backends.backend import Model
 from gpu_worker.backends.choose import choose_backend
@@ -171,9 +171,7 @@ def engines_of() -> Callable[..., EngineFactory]:
     """Engines of the built-in model, run by what the product chooses for these settings."""
 
     def load(dtype: Literal["float32", "bfloat16"], quantization: Literal["none", "int8", "gguf"]) -> EngineFactory:
-        settings = Settings(
-            model=ModelSettings(dtype=dtype, quantization=quantization), worker=WorkerSettings(num_threads=1)
-        )
+        settings = Settings(model=ModelSettings(dtype=dtype, quantization=quantization))
         files = open_model(resolve_model(BUILT_IN))
         sizes = choose_sizes(settings, files.config)
         return EngineFactory(choose_backend(settings, files, sizes).load(files), sizes.dtype)
