@@ -108,6 +108,11 @@ class GatewayColumn:
             tokens = pack_u32([column[position] for position in self._positions])
         return self._packed_handles, self._offsets.take(), tokens
 
+    def forget_selection(self) -> None:
+        """How entries are picked out of a column is found anew with the next result."""
+        self._select = None
+        self._is_stale = True
+
     def _refresh(self) -> None:
         self._packed_handles = pack_u64(self._handles)
         self._is_leading = self._positions == list(range(len(self._positions)))

@@ -9,6 +9,7 @@ from functools import partial
 
 from chairlift.ipc import front
 from scheduler_svc.core import admission, attachments, events, planner, queries, reconfigure, recovery, results, upkeep
+from scheduler_svc.core.checkpoint import load_state
 from scheduler_svc.core.config import SchedulingConfig, find_conflict
 from scheduler_svc.core.cost_model import StepShape
 from scheduler_svc.core.effects import Effect, SendPlan, WakeAt
@@ -36,6 +37,13 @@ class Core:
         if conflict is not None:
             raise ValueError(conflict)
         self.state = SchedulerState(config, make_hashes or partial(TokenHashes, hash_key), epoch)
+
+    @classmethod
+    def restored(cls, checkpoint: bytes, make_hashes: Callable[[int], HashSource]) -> "Core":
+        """A core that goes on from a checkpoint. Raises CheckpointError."""
+        core = cls.__new__(cls)
+        core.state = load_state(checkpoint, make_hashes)
+        return core
 
     def handle(self, event: events.Event, now: int) -> list[Effect]:
         """Takes one event in; what is to be done comes out, in order.

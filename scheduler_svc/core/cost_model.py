@@ -56,7 +56,7 @@ class StepCosts(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class _Window:
+class Window:
     """The last measurements of one kind, and the sums of the normal equations over them: whole numbers, so exact."""
 
     def __init__(self) -> None:
@@ -99,8 +99,8 @@ class CostModel:
     """Learns from `observe`; `costs` is None until it can be believed."""
 
     def __init__(self) -> None:
-        self._decode_only = _Window()
-        self._with_prefill = _Window()
+        self._decode_only = Window()
+        self._with_prefill = Window()
         self._num_seen = 0
         self._usual_error = 0.0
         self.costs: StepCosts | None = None
@@ -136,7 +136,7 @@ class CostModel:
         samples = self._decode_only.samples() + self._with_prefill.samples()
         rates = sorted(took_ns / _rough_work(shape) for shape, took_ns in samples)
         bound = _CLIP * rates[len(rates) // 2]
-        self._decode_only, self._with_prefill = _Window(), _Window()
+        self._decode_only, self._with_prefill = Window(), Window()
         for shape, took_ns in samples:
             window = self._with_prefill if shape.num_prefill_tokens else self._decode_only
             window.add(shape, min(took_ns, int(bound * _rough_work(shape))))

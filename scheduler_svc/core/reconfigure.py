@@ -59,7 +59,7 @@ def _put_in_force(state: SchedulerState, revision: Revision, now: int) -> None:
     config = revision.config
     state.config = config
     state.tenants.configure(config)
-    state.queue.change_policy(make_policy(config, state.last_step), now)
+    state.queue.change_policy(make_policy(config, state.confirmed), now)
     state.blocked.clear()
     ends.bound_ended(state)
     state.guard_watch = None

@@ -7,6 +7,7 @@ none: see `redaction`. What is written where, and for how long, is the shell's.
 from collections.abc import Callable
 
 from scheduler_svc.core import events
+from scheduler_svc.core.checkpoint import dump_state
 from scheduler_svc.core.config import SchedulingConfig
 from scheduler_svc.core.core import Core
 from scheduler_svc.core.effects import Effect, SendPlan
@@ -32,6 +33,7 @@ class RecordedCore:
         self._hash_key = hash_key
         self._epoch = epoch
         self._sink = sink
+        self._num_handled = 0
         self._hashes = LoggedHashes(hash_key, 1)
         self.core = Core(config, hash_key, epoch, self._make_hashes)
         self._redactor = None if with_tokens else Redactor(name_key)
@@ -41,8 +43,10 @@ class RecordedCore:
         return self._hashes
 
     def header(self, version: str) -> bytes:
-        """The first bytes of a recording that begins now; nothing has been handled yet."""
+        """The first bytes of a recording that begins now, between two events: with the state, unless it is new."""
         config = self.core.config
+        is_new = self._num_handled == 0
+        redact = None if self._redactor is None else self._redactor.state_value
         return pack(
             Header(
                 format=FORMAT,
@@ -51,6 +55,7 @@ class RecordedCore:
                 has_tokens=self._redactor is None,
                 hash_key=self._hash_key if self._redactor is None else b"",
                 version=version,
+                checkpoint=b"" if is_new else dump_state(self.core.state, redact),
             )
         )
 
@@ -59,6 +64,7 @@ class RecordedCore:
         counters = self.core.state.counters
         failed_before = counters.failed_steps
         effects = self.core.handle(event, now)
+        self._num_handled += 1
         plans = b"".join([plan_hash(effect.plan) for effect in effects if isinstance(effect, SendPlan)])
         log = self._hashes.take_log()
         if self._redactor is None:

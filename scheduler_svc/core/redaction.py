@@ -4,6 +4,8 @@ Lengths stay, and what decides a plan: which tokens ended something, what fitted
 by keyed hashes of themselves, so that equal ones stay equal.
 """
 
+from array import array
+from collections.abc import Callable
 from hashlib import blake2b
 from itertools import islice
 from typing import Any
@@ -15,6 +17,8 @@ from chairlift.ipc.common import SamplingParams
 from chairlift.ipc.tokens import pack_u32, unpack_u32
 from scheduler_svc.core import events, validation
 from scheduler_svc.core.config import SchedulingConfig
+from scheduler_svc.core.request import RequestKey
+from scheduler_svc.core.revisions import Revision
 
 _NO_COLUMN = b"?"
 """Sampled ids that fit no plan."""
@@ -26,6 +30,7 @@ class Redactor:
     def __init__(self, key: bytes) -> None:
         self._key = key
         self._geometry: device.Geometry | None = None
+        self._rules = self._state_rules()
 
     def name(self, name: str) -> str:
         """Another name for a tenant or a request id; empty stays empty, as that is refused."""
@@ -87,6 +92,51 @@ class Redactor:
                 _output(packed, message.sampling.stop_token_ids, stops, geometry) for packed in message.emitted
             )
         return msgspec.structs.replace(message, **changes, **self._names(message))
+
+    def state_value(self, owner: str, attribute: str, value: Any) -> Any:
+        """What a checkpoint holds for an attribute of the core's state; see `checkpoint.Redact`."""
+        rule = self._rules.get((owner, attribute))
+        return value if rule is None else rule(value)
+
+    def _state_rules(self) -> dict[tuple[str, str], Callable[[Any], Any]]:
+        return {
+            ("Request", "prompt"): lambda prompt: bytes(len(prompt)),
+            ("Request", "gateway_state"): lambda _: b"",
+            ("Request", "sampling"): self._request_sampling,
+            ("Request", "digest"): lambda digest: blake2b(digest, digest_size=16, key=self._key).digest(),
+            ("Request", "key"): self._request_key,
+            ("Request", "prompt_logprobs"): lambda _: None,
+            ("Sequence", "outputs"): lambda outputs: array("I", bytes(4 * len(outputs))),
+            ("Sequence", "output_logprobs"): lambda _: None,
+            ("Sequence", "end"): lambda end: end and msgspec.structs.replace(end, stop_token_id=None),
+            ("Confirmed", "_columns"): lambda columns: [array("I", bytes(4 * len(one))) for one in columns],
+            ("SchedulerState", "requests"): self._by_key,
+            ("SchedulerState", "ended"): self._by_key,
+            ("SchedulerState", "config"): self.config,
+            ("Revisions", "_history"): self._history,
+            ("Tenant", "name"): self.name,
+            ("Tenants", "_tenants"): self._by_name,
+            ("Tenants", "_idle"): self._by_name,
+            ("Tenants", "_named"): self._by_name,
+            ("Queue", "_parked"): self._by_name,
+            ("Fair", "_queues"): self._by_name,
+        }
+
+    def _request_sampling(self, sampling: SamplingParams) -> SamplingParams:
+        assert self._geometry is not None, "there is no request before there was a worker"
+        return _sampling(sampling, _stand_ins(len(sampling.stop_token_ids), self._geometry))
+
+    def _by_key(self, requests: dict[RequestKey, Any]) -> dict[RequestKey, Any]:
+        return type(requests)((self._request_key(key), request) for key, request in requests.items())
+
+    def _by_name(self, named: dict[str, Any]) -> dict[str, Any]:
+        return type(named)((self.name(name), item) for name, item in named.items())
+
+    def _history(self, history: list[Revision]) -> list[Revision]:
+        return [msgspec.structs.replace(one, config=self.config(one.config), comment="") for one in history]
+
+    def _request_key(self, key: RequestKey) -> RequestKey:
+        return RequestKey(self.name(key.tenant), self.name(key.request_id))
 
 
 def _stand_ins(count: int, geometry: device.Geometry) -> tuple[int, ...]:

@@ -105,7 +105,7 @@ class SchedulerState:
         self.gateways: dict[int, Gateway] = {}
         # the queue
         self.confirmed = Confirmed()
-        self.queue = Queue(make_policy(config, self.last_step))
+        self.queue = Queue(make_policy(config, self.confirmed))
         self.tenants = Tenants(config)
         self.num_queued_requests = 0
         """Requests of which no choice ever had a seat."""
@@ -136,10 +136,6 @@ class SchedulerState:
         self.counters = Counters()
         self.revisions = Revisions(config)
         self.guard_watch: GuardWatch | None = None
-
-    def last_step(self) -> int:
-        """The last step completed."""
-        return self.confirmed.step
 
     # ---- limits in force ----
 

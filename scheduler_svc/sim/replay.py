@@ -34,13 +34,19 @@ class ReplayResult(msgspec.Struct, frozen=True):
 
 
 def replay(header: Header, frames: Iterator[Frame], check: Callable[[Core, int], None] | None = None) -> ReplayResult:
-    """Replays up to the first difference. `check` is called after each event (`invariants.check`, for instance)."""
+    """Replays up to the first difference. `check` is called after each event (`invariants.check`, for instance).
+
+    Raises RecordError and CheckpointError for what is none.
+    """
     known: dict[HashKey, bytes] = {}
 
     def make_hashes(block_size: int) -> HashSource:
         return TokenHashes(header.hash_key, block_size) if header.has_tokens else RecordedHashes(known, block_size)
 
-    core = Core(header.config, header.hash_key, header.epoch, make_hashes)
+    if header.checkpoint:
+        core = Core.restored(header.checkpoint, make_hashes)
+    else:
+        core = Core(header.config, header.hash_key, header.epoch, make_hashes)
     num_events = num_plans = 0
     for frame in frames:
         num_events += 1

@@ -220,6 +220,7 @@ def test_both_endpoints_are_private_files_and_go_with_the_process(start: New, se
 def test_every_knob_of_the_settings_reaches_the_core() -> None:
     """A knob that the settings file offers and the core never sees would be a lie."""
     only_shell = {"replica_id", "metrics_listen", "drain_timeout_s", "block_size"}
+    only_shell |= {"record", "record_tokens", "record_max_bytes", "record_max_age_s"}
     renamed = {"watermark": "watermark_ppm"}
     for name in set(SchedulerSettings.__struct_fields__) - only_shell:
         knob = renamed.get(name, name)

@@ -210,6 +210,13 @@ class SchedulerSettings(_Section, frozen=True):
     ] = 120.0
     max_ended_requests_kept: Annotated[CountOrZero, Meta(description="Ended requests kept for Explain.")] = 1000
     drain_timeout_s: Annotated[SecondsOrZero, Meta(description="Time that running requests get at shutdown.")] = 30.0
+    record: Annotated[
+        str | None,
+        Meta(description="Folder to record every event to, for `chairlift replay`; without a token. Default: off."),
+    ] = None
+    record_tokens: Annotated[bool, Meta(description="Record token values, tenants and request ids as well.")] = False
+    record_max_bytes: Annotated[Bytes, Meta(description="Size of all recordings; the oldest go first.")] = 1 << 30
+    record_max_age_s: Annotated[Seconds, Meta(description="Age at which recordings are removed.")] = 86_400.0
 
 
 class WorkerSettings(_Section, frozen=True):

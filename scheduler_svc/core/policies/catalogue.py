@@ -1,7 +1,6 @@
 """The policies by the name that the settings give them."""
 
-from collections.abc import Callable
-
+from scheduler_svc.core.columns import Confirmed
 from scheduler_svc.core.config import SchedulingConfig
 from scheduler_svc.core.policies.fair import Fair
 from scheduler_svc.core.policies.fcfs import Fcfs
@@ -9,12 +8,12 @@ from scheduler_svc.core.policies.policy import Policy
 from scheduler_svc.core.policies.priority import Priority
 
 
-def make_policy(config: SchedulingConfig, last_step: Callable[[], int]) -> Policy:
-    """An empty queue in the configured order. `last_step` gives the last completed step."""
+def make_policy(config: SchedulingConfig, confirmed: Confirmed) -> Policy:
+    """An empty queue in the configured order. `confirmed` knows the last completed step."""
     match config.policy:
         case "fcfs":
             return Fcfs()
         case "priority":
             return Priority(config.max_priority_wait_ns)
         case "fair":
-            return Fair(config.fair_input_cost, config.fair_output_cost, last_step)
+            return Fair(config.fair_input_cost, config.fair_output_cost, confirmed)

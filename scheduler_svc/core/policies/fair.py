@@ -13,9 +13,10 @@ computed).
 """
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 from chairlift.ipc.common import WaitReason
+from scheduler_svc.core.columns import Confirmed
 from scheduler_svc.core.policies.arrival import ArrivalOrder, by_arrival
 from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.core.tenants import Tenant
@@ -25,14 +26,14 @@ SCALE = 1_000_000
 
 
 class Fair:
-    """The policy ``fair``. `last_step` gives the last completed step."""
+    """The policy ``fair``. `confirmed` knows the last completed step."""
 
     passed_reason: WaitReason | None = WaitReason.FAIR_SHARE
 
-    def __init__(self, input_cost: int, output_cost: int, last_step: Callable[[], int]) -> None:
+    def __init__(self, input_cost: int, output_cost: int, confirmed: Confirmed) -> None:
         self._input_cost = input_cost
         self._output_cost = output_cost
-        self._last_step = last_step
+        self._confirmed = confirmed
         self._queues: dict[str, ArrivalOrder] = {}
         self._size = 0
         self._last_left: Tenant | None = None
@@ -43,7 +44,7 @@ class Fair:
     def counter(self, tenant: Tenant) -> int:
         """The service that a tenant was given, and what its seated prompts will still cost, over its weight."""
         tokens = self._input_cost * (tenant.input_tokens + tenant.pending_input)
-        tokens += self._output_cost * tenant.output_tokens(self._last_step())
+        tokens += self._output_cost * tenant.output_tokens(self._confirmed.step)
         return tokens * SCALE // tenant.knobs.weight + tenant.lift
 
     def add(self, sequence: Sequence, now: int) -> None:

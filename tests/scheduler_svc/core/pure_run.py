@@ -1,7 +1,7 @@
 """Runs one random life of the core; test_purity and test_recording start it in processes of their own.
 
-Arguments: number of rounds, and (optionally) a file to record to, with "tokens" or "redacted". Prints a hash of all
-effects, the number of events and of steps.
+Arguments: number of rounds, and (optionally) a file to record to, "tokens" or "redacted", and after how many rounds
+a new file begins (named with a number behind). Prints a hash of all effects, the number of events and of steps.
 """
 
 import hashlib
@@ -9,6 +9,7 @@ import random
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
@@ -138,10 +139,44 @@ def main(arguments: list[str]) -> None:
         core = Core(CONFIG, b"key", 3)
         print(Life(core, core.handle).run(num_rounds))
         return
-    with Path(arguments[1]).open("wb") as file:
-        recorded = RecordedCore(CONFIG, b"key", 3, file.write, name_key=b"names", with_tokens=arguments[2] == "tokens")
-        file.write(recorded.header("test"))
-        print(Life(recorded.core, recorded.handle).run(num_rounds))
+    files = Files(Path(arguments[1]))
+    recorded = RecordedCore(CONFIG, b"key", 3, files.write, name_key=b"names", with_tokens=arguments[2] == "tokens")
+    files.begin(recorded.header("test"))
+    life = Life(recorded.core, recorded.handle)
+    every = int(arguments[3]) if len(arguments) > 3 else num_rounds
+    for done in range(0, num_rounds, every):
+        if done:
+            files.begin(recorded.header("test"))
+        printed = life.run(every)
+    files.close()
+    print(printed)
+
+
+class Files:
+    """The recording, in one file or several."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._count = 0
+        self._file: BinaryIO | None = None
+
+    def begin(self, header: bytes) -> None:
+        """Another file."""
+        self.close()
+        name = self._path if self._count == 0 else self._path.with_name(f"{self._path.name}.{self._count}")
+        self._count += 1
+        self._file = name.open("wb")
+        self.write(header)
+
+    def write(self, frame: bytes) -> None:
+        """Where a core's recording goes."""
+        assert self._file is not None
+        self._file.write(frame)
+
+    def close(self) -> None:
+        """Ends the last file."""
+        if self._file is not None:
+            self._file.close()
 
 
 def random_submit(chance: random.Random, handle: int) -> front.Submit:

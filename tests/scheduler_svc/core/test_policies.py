@@ -12,6 +12,7 @@ from chairlift.ipc import front
 from chairlift.ipc.common import Reason, SamplingParams, WaitReason
 from chairlift.ipc.tokens import unpack_u32
 from scheduler_svc.core import events
+from scheduler_svc.core.columns import Confirmed
 from scheduler_svc.core.policies.arrival import by_arrival
 from scheduler_svc.core.policies.fair import SCALE, Fair
 from scheduler_svc.core.policies.fcfs import Fcfs
@@ -130,7 +131,7 @@ class ReferenceVtc:
 )
 @settings(max_examples=200, deadline=None)
 def test_fair_boards_as_the_papers_algorithm_does(operations: list[tuple[str, int, int]]) -> None:
-    fair, reference = Fair(1, 2, lambda: 0), ReferenceVtc((1, 2))
+    fair, reference = Fair(1, 2, Confirmed()), ReferenceVtc((1, 2))
     tenants = [Tenant(name, TenantKnobs(), 0, number) for number, name in enumerate("abc")]
     for number, (what, whose, amount) in enumerate(operations):
         tenant = tenants[whose]

@@ -10,17 +10,19 @@ import msgspec
 import pytest
 
 from scheduler_svc.core import invariants
+from scheduler_svc.core.checkpoint import CheckpointError, load_state
 from scheduler_svc.core.config import SchedulingConfig
 from scheduler_svc.core.frames import FORMAT, Frame, Header, RecordError, pack, read_frames, read_header
+from scheduler_svc.core.hash_source import RecordedHashes
 from scheduler_svc.sim.replay import ReplayResult, replay
 
 _RUN = Path(__file__).with_name("pure_run.py")
 _NUM_ROUNDS = 4000
 
 
-def record(path: Path, mode: str, hash_seed: str = "3", num_rounds: int = _NUM_ROUNDS) -> list[int]:
+def record(path: Path, mode: str, hash_seed: str = "3", num_rounds: int = _NUM_ROUNDS, every: int = 0) -> list[int]:
     environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, str(_RUN), str(num_rounds), str(path), mode]
+    command = [sys.executable, str(_RUN), str(num_rounds), str(path), mode, str(every or num_rounds)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     return [int(count) for count in done.stdout.split()[1:]]
 
@@ -100,6 +102,35 @@ def test_other_knobs_give_another_course(redacted: tuple[Path, int]) -> None:
         header = read_header(file)
         header = msgspec.structs.replace(header, config=msgspec.structs.replace(header.config, max_num_seqs=1))
         assert replay(header, read_frames(file)).difference is not None
+
+
+# ---- recordings that begin in the middle of a life ----
+
+
+@pytest.mark.parametrize("mode", ["redacted", "tokens"])
+def test_each_file_of_a_rotated_recording_replays_by_itself(tmp_path: Path, mode: str) -> None:
+    """The state is written at its beginning: requests, blocks, plans in flight, timers, what was learnt."""
+    num_events, _ = record(tmp_path / "r", mode, num_rounds=1300, every=53)
+    files = sorted(tmp_path.iterdir())
+    assert len(files) == 25
+    results = [replay_file(path) for path in files]
+    assert [result.difference for result in results] == [None] * 25
+    assert sum(result.num_events for result in results) == num_events
+    content = b"".join(path.read_bytes() for path in files)
+    assert (b"SECRET" in content) == (mode == "tokens")
+
+
+def test_a_checkpoint_restores_a_sound_state(tmp_path: Path) -> None:
+    record(tmp_path / "r", "tokens", num_rounds=400, every=80)
+    for path in tmp_path.iterdir():
+        with path.open("rb") as file:
+            assert replay(read_header(file), read_frames(file), invariants.check).difference is None
+
+
+@pytest.mark.parametrize("packed", [b"", b"\xc1", msgspec.msgpack.encode([[0], [["object", "Evil", []]], {}])])
+def test_what_is_no_checkpoint_is_told(packed: bytes) -> None:
+    with pytest.raises(CheckpointError):
+        load_state(packed, lambda block_size: RecordedHashes({}, block_size))
 
 
 # ---- the form of the file ----
