@@ -1,4 +1,4 @@
-"""A stack of one's own for a measurement: started by the launcher, on free ports of loopback, gone afterwards."""
+"""A stack of one's own for a measurement: the launcher's, with targets for the load generator and what to record."""
 
 import os
 from collections.abc import AsyncIterator
@@ -10,11 +10,8 @@ from chairlift.runtime.settings import Settings
 from chairlift.runtime.settings_loader import to_toml_overrides
 from deploy.bench.load.grpc_client import GrpcTarget
 from deploy.bench.observe.processes import Memory, find_descendants, measure_memory
+from deploy.launcher.private import private_stack
 from deploy.launcher.progress import Progress
-from deploy.launcher.stack import prepare_stack
-from deploy.launcher.supervisor import Supervisor
-
-ANY_PORT = "127.0.0.1:0"
 
 
 class OwnStack(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,39 +29,21 @@ class OwnStack(msgspec.Struct, frozen=True, kw_only=True):
 
 @asynccontextmanager
 async def run_own_stack(settings: Settings) -> AsyncIterator[OwnStack]:
-    """Starts gateway, scheduler and worker by `settings` on free ports, and stops them at the end.
+    """Starts a stack by `settings`, with the private parts of its own, and stops it at the end.
 
-    Only in the main thread. Raises StackError, AddressError and RunFolderError.
+    Raises what `private_stack` raises.
     """
-    private = _make_private(settings)
-    with prepare_stack(private) as stack:
-        supervisor = Supervisor(stack.children, stack.settings.supervisor, Progress(verbose=False))
-        try:
-            await supervisor.start()
-            yield OwnStack(
-                target=GrpcTarget(address=str(stack.public.for_clients())),
-                ops=GrpcTarget(address=str(stack.ops[0].for_clients())),
-                settings=describe_settings(settings),
-            )
-        finally:
-            await supervisor.stop()
+    quiet = msgspec.structs.replace(settings.telemetry, log_level="warning")
+    own = msgspec.structs.replace(settings, telemetry=quiet)
+    async with private_stack(own, Progress(verbose=False)) as stack:
+        yield OwnStack(
+            target=GrpcTarget(address=str(stack.public)),
+            ops=GrpcTarget(address=str(stack.ops[0])),
+            settings=describe_settings(settings),
+        )
 
 
 def describe_settings(settings: Settings) -> dict[str, str]:
     """Those that differ from the defaults, by their path."""
     pairs = (override.partition("=") for override in to_toml_overrides(settings))
     return {path: value for path, _, value in pairs}
-
-
-def _make_private(settings: Settings) -> Settings:
-    replace = msgspec.structs.replace
-    return replace(
-        settings,
-        gateway=replace(
-            settings.gateway, listen=ANY_PORT, ops_listen=ANY_PORT, metrics_listen=ANY_PORT, replicas=(), index=0
-        ),
-        scheduler=replace(settings.scheduler, metrics_listen=ANY_PORT),
-        worker=replace(settings.worker, metrics_listen=ANY_PORT),
-        telemetry=replace(settings.telemetry, log_level="warning"),
-        ipc=replace(settings.ipc, run_dir=None, gateway_endpoint=None, worker_endpoint=None),
-    )

@@ -7,19 +7,19 @@ from contextlib import asynccontextmanager
 
 import msgspec
 
-from chairlift.runtime.addresses import Address
 from chairlift.runtime.settings import Settings
 from deploy.launcher.progress import Progress
-from deploy.launcher.stack import prepare_stack
+from deploy.launcher.stack import Stack, prepare_stack
 from deploy.launcher.supervisor import StackError, Supervisor
 
 
 @asynccontextmanager
-async def private_stack(settings: Settings, progress: Progress) -> AsyncIterator[Address]:
-    """The public address of a stack that is ready, and gone when the block has ended.
+async def private_stack(settings: Settings, progress: Progress) -> AsyncIterator[Stack]:
+    """A stack that is ready, and gone when the block has ended. Only in the main thread.
 
-    Where `settings` name addresses, loopback and free ports are used instead. SIGTERM cancels the block, and so does
-    a stack that cannot be kept running. Raises StackError, AddressError, RunFolderError.
+    Where `settings` name addresses, replicas or endpoints, loopback, free ports and a folder of its own are used
+    instead; it has as many gateways as they say. SIGTERM cancels the block, and so does a stack that cannot be kept
+    running. Raises StackError, PortError, RunFolderError, ModelNotFoundError.
     """
     block = asyncio.current_task()
     assert block is not None
@@ -31,7 +31,7 @@ async def private_stack(settings: Settings, progress: Progress) -> AsyncIterator
         try:
             await supervisor.start()
             watching.add_done_callback(lambda task: None if task.cancelled() else block.cancel())
-            yield stack.public
+            yield stack
         except asyncio.CancelledError:
             failure = _failure(watching)
             if failure is None:
@@ -55,7 +55,6 @@ def _on_free_ports(settings: Settings) -> Settings:
         ),
         scheduler=replace(settings.scheduler, metrics_listen=loopback),
         worker=replace(settings.worker, metrics_listen=loopback),
-        supervisor=replace(settings.supervisor, gateways=1),
     )
 
 

@@ -124,7 +124,7 @@ class OwnStackPlant:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await self._exit.aclose()
+        await self._exit.__aexit__(kind, error, traceback)
 
     async def start_values(self) -> dict[str, KnobValue]:
         """From the settings."""

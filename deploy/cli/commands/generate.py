@@ -178,5 +178,5 @@ async def _own_stack(arguments: argparse.Namespace) -> AsyncIterator[str]:
 
     settings = settings_from(arguments, beneath=["telemetry.log_level=warning"])
     progress = Progress(verbose=sys.stderr.isatty())
-    async with private_stack(settings, progress) as address:
-        yield str(address)
+    async with private_stack(settings, progress) as stack:
+        yield str(stack.public)

@@ -8,6 +8,7 @@ import select
 import sys
 from pathlib import Path
 
+from chairlift.runtime.addresses import parse_address
 from chairlift.runtime.probes import ProbeServer, ProcessState
 from chairlift.runtime.process import die_with_parent, stop_on_signals
 from chairlift.runtime.settings_loader import parse_settings
@@ -22,7 +23,8 @@ def main() -> int:
         log.write(f"{name} start {os.getpid()}\n")
     state = ProcessState(stale_after_s=1e9)
     state.set_ready(True)
-    probes = ProbeServer(listens[name], state)
+    offset = settings.gateway.index if name == "gateway" else 0
+    probes = ProbeServer(str(parse_address(listens[name], f"{name}.metrics_listen", offset)), state)
     with stop_on_signals() as stop:
         select.select([stop], [], [])
     probes.close()

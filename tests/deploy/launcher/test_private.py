@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from chairlift.runtime.settings import Settings, SupervisorSettings
-from deploy.launcher import stack
+from deploy.launcher import stack as stack_module
 from deploy.launcher.private import private_stack
 from deploy.launcher.supervisor import StackError
 
@@ -20,7 +20,7 @@ SETTINGS = msgspec.structs.replace(Settings(), supervisor=SupervisorSettings(max
 @pytest.fixture(autouse=True)
 def stand_in_modules(stand_ins: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     modules = {section: ("stand_in_service", section) for section in ("scheduler", "worker", "gateway")}
-    monkeypatch.setattr(stack, "_MODULES", modules)
+    monkeypatch.setattr(stack_module, "_MODULES", modules)
     monkeypatch.setenv("STAND_IN_LOG", str(stand_ins.log))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
     (tmp_path / "run").mkdir()
@@ -29,13 +29,30 @@ def stand_in_modules(stand_ins: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 
 async def test_the_stack_is_there_for_the_block_and_gone_afterwards(stand_ins: Any, tmp_path: Path) -> None:
-    async with private_stack(SETTINGS, stand_ins.progress) as address:
-        assert address.host == "127.0.0.1"
-        assert address.port not in (0, 50051)
+    async with private_stack(SETTINGS, stand_ins.progress) as stack:
+        assert stack.public.host == "127.0.0.1"
+        assert stack.public.port not in (0, 50051)
         assert len(stand_ins.alive()) == 3
         assert stand_ins.events()[-1] == "gateway start"
     assert stand_ins.alive() == []
     assert list((tmp_path / "run").iterdir()) == []
+
+
+async def test_a_private_stack_has_the_gateways_that_were_asked_for(stand_ins: Any) -> None:
+    """And none of the addresses, replicas and endpoints: those belong to the stack of every day."""
+    replace = msgspec.structs.replace
+    chosen = replace(
+        SETTINGS,
+        gateway=replace(SETTINGS.gateway, listen="0.0.0.0:50051", replicas=("tcp://127.0.0.1:1",)),
+        ipc=replace(SETTINGS.ipc, gateway_endpoint="tcp://127.0.0.1:1", run_dir="/nonexistent"),
+        supervisor=replace(SETTINGS.supervisor, gateways=2),
+    )
+    async with private_stack(chosen, stand_ins.progress) as stack:
+        assert stand_ins.events().count("gateway start") == 2
+        assert len({address.port for address in (stack.public, *stack.ops)}) == 3
+        assert all(address.is_loopback for address in (stack.public, *stack.ops))
+        assert stack.settings.gateway.replicas == ()
+        assert stack.settings.ipc.gateway_endpoint is None
 
 
 async def test_a_block_that_raises_leaves_nothing(stand_ins: Any) -> None:
