@@ -1,22 +1,19 @@
-"""Tunes stacks of its own or a live server, and reports what it chose and why."""
+"""Tunes stacks of its own or the simulator, and reports what it chose and why."""
 
 import argparse
 import asyncio
-import os
 import sys
 
 import msgspec
 
 from chairlift.runtime.process import ExitCode
 from chairlift.runtime.settings_loader import load_settings
-from deploy.bench.commands.choices import API_KEY_ENV
 from deploy.bench.commands.files import read_cost, write_text
 from deploy.bench.errors import BenchUsageError
 from deploy.bench.load.client import TargetModel
-from deploy.bench.load.grpc_client import GrpcTarget
 from deploy.bench.output.difference_table import format_differences
 from deploy.bench.tune.journal import Journal, JournalHead
-from deploy.bench.tune.plant import LADDERS, LivePlant, OwnStackPlant, Plant, SimulatedPlant, TrialLoad, make_ladders
+from deploy.bench.tune.plant import LADDERS, OwnStackPlant, Plant, SimulatedPlant, TrialLoad, make_ladders
 from deploy.bench.tune.search import Bounds, Phase
 from deploy.bench.tune.trial import Trial, TuneObjectives
 from deploy.bench.tune.tuned_file import format_trial, render_tuned_file
@@ -33,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
         objectives=objectives,
         workload=workload.name,
         workload_details=workload.describe() | {"num_requests": load.num_requests},
-        plant="simulator" if arguments.simulate else arguments.target or "own stacks",
+        plant="simulator" if arguments.simulate else "own stacks",
     )
     journal = Journal(arguments.journal, head)
     tuned = asyncio.run(_tune(arguments, objectives, load, journal))
@@ -43,25 +40,16 @@ def run(arguments: argparse.Namespace) -> int:
 
 async def _tune(arguments: argparse.Namespace, objectives: TuneObjectives, load: TrialLoad, journal: Journal) -> Tuned:
     bounds = Bounds(max_concurrency=arguments.max_concurrency, max_trials=arguments.max_trials)
-    async with _open_plant(arguments, objectives, load) as plant:
+    async with _open_plant(arguments, load) as plant:
         ladders = make_ladders(await plant.start_values(), _read_bounds(arguments.bound))
         return await tune(plant, ladders, bounds, objectives, journal, arguments.repetitions, _tell)
 
 
-def _open_plant(arguments: argparse.Namespace, objectives: TuneObjectives, load: TrialLoad) -> Plant:
-    if arguments.target is None or arguments.simulate:
-        settings = load_settings(arguments.config, arguments.overrides)
-        if arguments.simulate:
-            return SimulatedPlant(settings, load, read_cost(arguments.device_cost))
-        return OwnStackPlant(settings, load)
-    if arguments.ops is None:
-        raise BenchUsageError("--target needs --ops: knobs are moved by the operator's port")
-    key = os.environ.get(API_KEY_ENV)
-    target, ops = (
-        GrpcTarget(address=address, api_key=key, tls=arguments.tls, tls_ca=arguments.tls_ca)
-        for address in (arguments.target, arguments.ops)
-    )
-    return LivePlant(target, ops, load, objectives)
+def _open_plant(arguments: argparse.Namespace, load: TrialLoad) -> Plant:
+    settings = load_settings(arguments.config, arguments.overrides)
+    if arguments.simulate:
+        return SimulatedPlant(settings, load, read_cost(arguments.device_cost))
+    return OwnStackPlant(settings, load)
 
 
 def _read_load(arguments: argparse.Namespace) -> TrialLoad:

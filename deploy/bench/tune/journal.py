@@ -18,7 +18,7 @@ class JournalHead(msgspec.Struct, frozen=True, kw_only=True):
     workload: str
     workload_details: dict[str, str | int | float]
     plant: str
-    """What was tuned: own stacks, a live server, or the simulator."""
+    """What was tuned: own stacks or the simulator."""
     fingerprint: str = ""
 
 
@@ -52,7 +52,7 @@ class Journal:
             raise JournalError(f"{self._path}: not a journal of chairlift tune: {error}") from None
         if found != head:
             raise JournalError(
-                f"{self._path}: of another search (objectives, workload, model or server): use a new file"
+                f"{self._path}: of another search (objectives, workload, model or plant): use a new file"
             )
         self.trials = {trial.setting.key(): trial for trial in trials}
 

@@ -36,11 +36,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--repetitions", type=non_negative_int, default=3, metavar="N", help="of the choice against the start (3)"
     )
     search.add_argument("--journal", type=Path, metavar="FILE", help="keep trials, go on with those of before")
-    live = parser.add_argument_group("a live server (default: stacks of its own, by --config and --set)")
-    live.add_argument("--target", metavar="ADDR", help="public address; its configuration is put back at the end")
-    live.add_argument("--ops", metavar="ADDR", help="operator's address; needed with --target")
-    live.add_argument("--tls", action="store_true", help="TLS with the machine's certificates")
-    live.add_argument("--tls-ca", type=Path, metavar="FILE", help="TLS, trusting these certificates")
     parser.add_argument("--output", type=Path, metavar="FILE.toml", help="write the chosen settings with the evidence")
     parser.add_argument("--json", action="store_true", help="print the outcome as JSON")
     add_simulator_arguments(parser)

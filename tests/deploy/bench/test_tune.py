@@ -1,33 +1,26 @@
-"""The search against a made-up server whose best settings are known, its journal, and live configuration over gRPC."""
+"""The search against a made-up server whose best settings are known, and its journal."""
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
-import grpc.aio
 import pytest
 
 import chairlift
-from chairlift.v1 import ops_pb2
-from deploy.bench.errors import BenchUsageError
+from deploy.bench.errors import BenchError, BenchUsageError
 from deploy.bench.figures.slo import Objectives
 from deploy.bench.load.client import TargetModel
-from deploy.bench.load.grpc_client import GrpcTarget
 from deploy.bench.load.record import Outcome as End
 from deploy.bench.load.record import RequestRecord
 from deploy.bench.observe.machine import describe_machine, describe_software
 from deploy.bench.output.result import RunConditions, RunResult
-from deploy.bench.stand_in import Script, start_stand_in
 from deploy.bench.tune.evidence import find_tuning_differences
 from deploy.bench.tune.journal import Journal, JournalError, JournalHead
-from deploy.bench.tune.plant import LivePlant, PlantError, TrialLoad, make_ladders
+from deploy.bench.tune.plant import make_ladders
 from deploy.bench.tune.search import Bounds, Ladder
 from deploy.bench.tune.trial import KnobValue, Setting, Trial, TuneObjectives
 from deploy.bench.tune.tuned_file import render_tuned_file
 from deploy.bench.tune.tuner import Tuned, tune
-from deploy.bench.workload.catalogue import WorkloadOptions
-from deploy.bench.workload.lengths import LengthRange
 
 OBJECTIVES = TuneObjectives(ttft_p99_ms=1000, itl_p99_ms=100)
 HEAD = JournalHead(objectives=OBJECTIVES, workload="mixed", workload_details={}, plant="made up")
@@ -35,13 +28,6 @@ LADDERS = [
     Ladder(name="max_num_seqs", values=(4, 8, 16, 32, 64), start=8),
     Ladder(name="max_num_batched_tokens", values=(64, 128, 256, 512, 1024, 2048), start=None),
 ]
-LOAD = TrialLoad(
-    workload="mixed",
-    options=WorkloadOptions(prompt=LengthRange(3, 3), output=LengthRange(4, 4)),
-    num_requests=6,
-    num_warmups=0,
-    timeout_s=20.0,
-)
 
 
 class MadeUpPlant:
@@ -63,7 +49,7 @@ class MadeUpPlant:
 
     async def run(self, setting: Setting, repetition: int) -> RunResult:
         if self.breaks_after is not None and len(self.settings) >= self.breaks_after:
-            raise PlantError("broken off")
+            raise BenchError("broken off")
         self.settings.append(setting)
         seats = int(setting.knobs["max_num_seqs"] or 8)
         budget = int(setting.knobs["max_num_batched_tokens"] or 1024)
@@ -141,7 +127,7 @@ def test_a_search_that_was_broken_off_goes_on_where_it_was(tmp_path: Path) -> No
     expected = search(whole, Journal(None, HEAD)).outcome
     path = tmp_path / "journal"
     broken = MadeUpPlant(breaks_after=6)
-    with pytest.raises(PlantError):
+    with pytest.raises(BenchError):
         search(broken, Journal(path, HEAD))
     with path.open("ab") as file:
         file.write(b'{"setting": {"kno')
@@ -199,99 +185,9 @@ def test_ladders_keep_to_the_bounds() -> None:
     assert ladder.neighbours(64) == (32, None)
 
 
-class Operator:
-    """An operator's port with one replica and numbered revisions; changes can be refused."""
-
-    def __init__(self, *, refuses: bool = False) -> None:
-        self.config = ops_pb2.SchedulingConfig(max_num_seqs=8)
-        self.revision = 3
-        self.calls: list[Any] = []
-        self.refuses = refuses
-
-    async def get_config(self, request: ops_pb2.GetConfigRequest, _: object) -> ops_pb2.GetConfigResponse:
-        current = ops_pb2.ConfigRevision(revision=self.revision, config=self.config)
-        return ops_pb2.GetConfigResponse(replicas=[ops_pb2.ReplicaConfig(replica_id="r", current=current)])
-
-    async def update_config(self, request: ops_pb2.UpdateConfigRequest, _: object) -> ops_pb2.UpdateConfigResponse:
-        self.calls.append(request)
-        one = ops_pb2.ReplicaConfig(replica_id="r")
-        if self.refuses:
-            one.failure.reason, one.failure.message = "INVALID", "too many seats"
-        return ops_pb2.UpdateConfigResponse(replicas=[one])
-
-    async def rollback_config(
-        self, request: ops_pb2.RollbackConfigRequest, _: object
-    ) -> ops_pb2.RollbackConfigResponse:
-        self.calls.append(request)
-        return ops_pb2.RollbackConfigResponse(replicas=[ops_pb2.ReplicaConfig(replica_id="r")])
-
-
-def handler(method: Callable[..., Any], request: Any, response: Any) -> Any:
-    return grpc.unary_unary_rpc_method_handler(
-        method, request_deserializer=request.FromString, response_serializer=response.SerializeToString
-    )
-
-
-async def start_operator(operator: Operator) -> tuple[grpc.aio.Server, str]:
-    methods = {
-        "GetConfig": handler(operator.get_config, ops_pb2.GetConfigRequest, ops_pb2.GetConfigResponse),
-        "UpdateConfig": handler(operator.update_config, ops_pb2.UpdateConfigRequest, ops_pb2.UpdateConfigResponse),
-        "RollbackConfig": handler(
-            operator.rollback_config, ops_pb2.RollbackConfigRequest, ops_pb2.RollbackConfigResponse
-        ),
-    }
-    server = grpc.aio.server()
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("chairlift.v1.OpsService", methods),))
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    return server, f"127.0.0.1:{port}"
-
-
-async def test_a_live_server_is_changed_under_a_guard_and_put_back() -> None:
-    operator = Operator()
-    server, address = await start_stand_in(Script())
-    ops_server, ops_address = await start_operator(operator)
-    plant = LivePlant(GrpcTarget(address=address), GrpcTarget(address=ops_address), LOAD, OBJECTIVES)
-    async with plant:
-        start = await plant.start_values()
-        knobs: dict[str, KnobValue] = {"max_num_seqs": 16, "max_num_batched_tokens": None}
-        for _ in range(2):
-            result = await plant.run(Setting(knobs=knobs, concurrency=2), 0)
-    await server.stop(grace=0)
-    await ops_server.stop(grace=0)
-    assert start == {"max_num_seqs": 8, "max_num_batched_tokens": None, "itl_target_ms": None}
-    assert [record.outcome for record in result.records] == [End.OK] * 6
-    update, rollback = operator.calls
-    assert list(update.update_mask.paths) == ["max_num_seqs"]
-    assert update.config.max_num_seqs == 16
-    assert update.guard.bound == 500
-    assert rollback.revision == 3
-
-
-async def test_a_live_server_that_refuses_is_told_and_left_as_it_was() -> None:
-    operator = Operator(refuses=True)
-    ops_server, ops_address = await start_operator(operator)
-    plant = LivePlant(GrpcTarget(address=ops_address), GrpcTarget(address=ops_address), LOAD, OBJECTIVES)
-    async with plant:
-        await plant.start_values()
-        with pytest.raises(PlantError, match="too many seats"):
-            await plant.run(Setting(knobs={"max_num_seqs": 9}, concurrency=1), 0)
-    await ops_server.stop(grace=0)
-    assert len(operator.calls) == 1
-
-
-async def test_a_server_without_live_configuration_is_told() -> None:
-    server, address = await start_stand_in(Script())
-    async with LivePlant(GrpcTarget(address=address), GrpcTarget(address=address), LOAD, OBJECTIVES) as plant:
-        with pytest.raises(PlantError, match="UNIMPLEMENTED"):
-            await plant.start_values()
-    await server.stop(grace=0)
-
-
 def test_errors_of_the_bench_are_told_in_one_line() -> None:
     from deploy.cli.main import main
 
-    assert main(["tune", "--target", "127.0.0.1:1"]) == 2
     assert main(["tune", "--bound", "seats=1:2"]) == 2
     assert main(["experiment", "nothing"]) == 2
     assert main(["compare", "one.json"]) == 2
