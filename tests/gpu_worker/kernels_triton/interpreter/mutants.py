@@ -111,7 +111,7 @@ def all_mutants() -> list[Mutant]:
             ("silu: up taken for gate", "(2 * SIZE) + SIZE + lane", "(2 * SIZE) + lane"),
         ),
         *_planted(
-            "sampling",
+            "sampling-step",
             "noise",
             ("noise: choice ignored", "high) ^ which) ^ place", "high) ^ place) ^ which"),
             (
@@ -137,13 +137,13 @@ def all_mutants() -> list[Mutant]:
             ("sampled token not counted", "written, count + 1)", "written, count)"),
         ),
         *_planted(
-            "sampling",
+            "sampling-step",
             "filters",
             ("top_k keeps one more", "tl.sum(reached, 0) < target", "tl.sum(reached, 0) <= target"),
             ("min_p ignored", "threshold = tl.maximum(threshold, tl.log(min_p))", "threshold = threshold"),
         ),
         *_planted(
-            "sampling",
+            "sampling-step",
             "logprobs",
             ("alternatives repeat", "(x == last) & (token > last_token)", "(x == last)"),
         ),

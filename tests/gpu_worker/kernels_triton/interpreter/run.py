@@ -17,6 +17,7 @@ GROUPS = {
     "decode": ("cases_attention", "decode_cases"),
     "ops": ("cases_ops", "ops_cases"),
     "sampling": ("cases_sampling", "sampling_cases"),
+    "sampling-step": ("cases_sampling", "one_step_cases"),
     "plan": ("cases_plan", "plan_cases"),
     "runner": ("cases_runner", "runner_cases"),
 }
