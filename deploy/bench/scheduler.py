@@ -1,15 +1,12 @@
 """What the scheduler's core costs alone: a result in, the next plan and all deltas encoded.
 
 Measures the real core with a device that only counts. One figure is one step: decode the result, `handle(StepDone)`,
-`handle(Tick)`, encode every effect. Run as ``chairlift bench scheduler`` or ``python -m deploy.bench.scheduler``.
+`handle(Tick)`, encode every effect.
 """
 
-import argparse
 import gc
-import json
 import random
 import statistics
-import sys
 import time
 import tracemalloc
 from array import array
@@ -39,7 +36,7 @@ class Bench:
     """One core with a batch of one size, driven step by step."""
 
     def __init__(self, num_seqs: int, **knobs: Any) -> None:
-        self.random = random.Random(0)
+        self.random = random.Random(0)  # noqa: S311 - the same load in every run
         geometry = device.Geometry(
             "bench", "f", VOCAB_SIZE, 1 << 17, (2,), 16, 160 * num_seqs + 40_000, 0, num_seqs, 8192, 4, "bfloat16"
         )
@@ -138,7 +135,7 @@ def measure(bench: Bench, num_steps: int, before: Callable[[], None] | None = No
 def steady(num_seqs: int, num_steps: int, num_waiting: int = 0, *, is_aligned: bool = False) -> dict[str, float]:
     """All decode; prompts of staggered lengths unless aligned, when every block border falls on one step."""
     bench = Bench(num_seqs, max_num_queued_reqs=100_000)
-    for i in range(num_seqs):
+    for _ in range(num_seqs):
         bench.submit(128 if is_aligned else 100 + bench.random.randrange(64), max_tokens=100_000)
     bench.run_until_all_decode()
     for _ in range(num_waiting):
@@ -230,18 +227,3 @@ def table(result: dict[str, Any]) -> str:
     lines.append(f"a Submit at 10,000 waiting, hashing aside: {result['submit_us']} µs")
     lines.append(f"a waiting request, its token ids aside: {result['bytes_per_waiting']} bytes")
     return "\n".join(lines)
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Command line."""
-    parser = argparse.ArgumentParser(prog="chairlift bench scheduler", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--steps", type=int, default=600, help="measured steps a figure (default 600)")
-    flags = parser.parse_args(arguments)
-    result = run(flags.steps)
-    print(json.dumps(result) if flags.json else table(result))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
