@@ -89,11 +89,6 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     verdict: Verdict
 
 
-def find_metric(name: str) -> Metric:
-    """The metric of that name. Raises KeyError."""
-    return {metric.name: metric for metric in METRICS}[name]
-
-
 def compare_runs(ours: Sequence[Run], theirs: Sequence[Run], *, are_paired: bool) -> list[Difference]:
     """Every metric that all runs have. With `are_paired`, run i of one side belongs to run i of the other."""
     found = [_compare(metric, ours, theirs, are_paired=are_paired) for metric in METRICS]

@@ -7,7 +7,7 @@ ladder under twice the load until that is within the objectives or moves away fr
 is tried again, and the others once more.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -52,10 +52,6 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
 
     max_concurrency: int = 256
     max_trials: int = 32
-
-
-Evaluate = Callable[[Setting, Phase], Trial | None]
-"""A trial of the log, or None where it is yet to be run."""
 
 
 def next_setting(

@@ -7,6 +7,7 @@ import sys
 from deploy.cli.errors import stack_errors
 from deploy.cli.stack_flags import add_serve_flags, settings_from
 from deploy.cli.terminal import is_coloured
+from deploy.cli.tuning_warning import warn_of_tuning
 from deploy.launcher.progress import Progress
 from deploy.launcher.run import run_until_stopped
 from deploy.launcher.stack import Stack, prepare_stack
@@ -26,11 +27,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Serves until a signal, or until a process cannot be kept running."""
     with stack_errors(), prepare_stack(settings_from(arguments)) as stack:
-        return asyncio.run(_serve(stack))
+        return asyncio.run(_serve(stack, warn_of_tuning(arguments.config, stack.settings.model)))
 
 
-async def _serve(stack: Stack) -> int:
+async def _serve(stack: Stack, warning: str | None) -> int:
     progress = Progress()
+    if warning is not None:
+        progress.say(f"warning: {warning}")
 
     async def print_banner() -> None:
         from deploy.launcher.banner import ask_facts, render_banner
