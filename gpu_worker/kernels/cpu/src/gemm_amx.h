@@ -24,70 +24,107 @@ CL_INLINE void configure_tiles(int rows) {
   load_config(c);
 }
 
-// bf16. tile[r][panel * 16 ..] for `rows` <= 32 rows and two panels. configure_tiles(rows) came before.
+// Steps of 64 bytes taken at once: two panels and 32 rows of so many lie in a first-level cache of 48 KiB together.
+constexpr int kStepsAtOnce = 9;
+
+// bf16, `steps` of the inputs. sums[r][panel * 16 ..] of `rows` <= 32 rows and two panels: begun, or gone on with.
+// configure_tiles(rows) came before.
 CL_INLINE void multiply_tiles(int rows, const char* x, int64_t row_bytes, const char* first, const char* second,
-                              int units, int32_t* tile) {
+                              int steps, bool is_begun, int32_t* sums) {
+  constexpr int kStride = 2 * kPanel * 4;
+  int32_t* lower = sums + 16 * 2 * kPanel;
   finish_stores();
-  _tile_zero(0);
-  _tile_zero(1);
-  if (rows > 16) {
+  if (is_begun) {
+    _tile_loadd(0, sums, kStride);
+    _tile_loadd(1, sums + kPanel, kStride);
+    if (rows > 16) _tile_loadd(2, lower, kStride);
+    if (rows > 16) _tile_loadd(3, lower + kPanel, kStride);
+  } else {
+    _tile_zero(0);
+    _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
-    for (int u = 0; u < units; u += 16) {
-      _tile_loadd(4, x + 4 * u, row_bytes);
-      _tile_loadd(6, first + int64_t(u) * 64, 64);
-      _tile_dpbf16ps(0, 4, 6);
-      _tile_loadd(7, second + int64_t(u) * 64, 64);
-      _tile_dpbf16ps(1, 4, 7);
-      _tile_loadd(5, x + 16 * row_bytes + 4 * u, row_bytes);
-      _tile_dpbf16ps(2, 5, 6);
-      _tile_dpbf16ps(3, 5, 7);
-    }
-    _tile_stored(2, tile + 16 * 2 * kPanel, 2 * kPanel * 4);
-    _tile_stored(3, tile + 16 * 2 * kPanel + kPanel, 2 * kPanel * 4);
-  } else {
-    for (int u = 0; u < units; u += 16) {
-      _tile_loadd(4, x + 4 * u, row_bytes);
-      _tile_loadd(6, first + int64_t(u) * 64, 64);
-      _tile_dpbf16ps(0, 4, 6);
-      _tile_loadd(7, second + int64_t(u) * 64, 64);
-      _tile_dpbf16ps(1, 4, 7);
-    }
   }
-  _tile_stored(0, tile, 2 * kPanel * 4);
-  _tile_stored(1, tile + kPanel, 2 * kPanel * 4);
+  for (int k = 0; k < steps; ++k) {
+    _tile_loadd(4, x + 64 * k, row_bytes);
+    _tile_loadd(6, first + int64_t(k) * 1024, 64);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_loadd(7, second + int64_t(k) * 1024, 64);
+    _tile_dpbf16ps(1, 4, 7);
+    if (rows <= 16) continue;
+    _tile_loadd(5, x + 16 * row_bytes + 64 * k, row_bytes);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+  }
+  _tile_stored(0, sums, kStride);
+  _tile_stored(1, sums + kPanel, kStride);
+  if (rows > 16) _tile_stored(2, lower, kStride);
+  if (rows > 16) _tile_stored(3, lower + kPanel, kStride);
 }
 
-// 8-bit weights: a tile's sums leave it after every group of inputs. out[r][0..16) for 16 rows at most, of which R are
-// summed: the last of `rows` stands in for those that are missing.
-template <int R>
-CL_INLINE void multiply_byte_tile(int rows, const char* x, int64_t row_bytes, const float* scales, const char* panel,
-                                  int groups, float* out, int out_stride) {
-  alignas(64) int32_t sums[2][256];
-  VF total[R];
-  for (int r = 0; r < R; ++r) total[r] = zero();
+// ---- 8-bit weights: a tile's sums leave it after every group of inputs ----
+
+// Adds a group's integer sums to float totals, [row][two panels], with the group's scale in each row.
+CL_INLINE void add_group(int rows, const int32_t* first, const int32_t* second, const float* scales, int groups,
+                         float* out) {
+  for (int r = 0; r < rows; ++r) {
+    const VF scale = set1(scales[r * groups]);
+    float* to = out + r * 2 * kPanel;
+    store(to, fma(from_int(load_i(first + 16 * r)), scale, load(to)));
+    store(to + kPanel, fma(from_int(load_i(second + 16 * r)), scale, load(to + kPanel)));
+  }
+}
+
+// out[r][two panels] for 16 rows at most. Two groups at a time, so that four tiles are on their way at once.
+CL_INLINE void multiply_byte_tiles(int rows, const char* x, int64_t row_bytes, const float* scales, const char* first,
+                                   const char* second, int groups, float* out) {
+  alignas(64) int32_t sums[4][256];
+  std::memset(out, 0, size_t(rows) * 2 * kPanel * 4);
   finish_stores();
-  for (int g = 0; g < groups; ++g) {
-    int32_t* sum = sums[g & 1];
+  int g = 0;
+  for (; g + 2 <= groups; g += 2) {
     _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
     _tile_loadd(4, x + 64 * g, row_bytes);
-    _tile_loadd(6, panel + int64_t(g) * 1024, 64);
+    _tile_loadd(6, first + int64_t(g) * 1024, 64);
     _tile_dpbssd(0, 4, 6);
-    _tile_stored(0, sum, 64);
-    for (int r = 0; r < R; ++r) {
-      const int row = r < rows ? r : rows - 1;
-      total[r] = fma(from_int(load_i(sum + 16 * row)), set1(scales[row * groups + g]), total[r]);
-    }
+    _tile_loadd(7, second + int64_t(g) * 1024, 64);
+    _tile_dpbssd(1, 4, 7);
+    _tile_loadd(5, x + 64 * g + 64, row_bytes);
+    _tile_loadd(6, first + int64_t(g) * 1024 + 1024, 64);
+    _tile_dpbssd(2, 5, 6);
+    _tile_loadd(7, second + int64_t(g) * 1024 + 1024, 64);
+    _tile_dpbssd(3, 5, 7);
+    _tile_stored(0, sums[0], 64);
+    _tile_stored(1, sums[1], 64);
+    _tile_stored(2, sums[2], 64);
+    _tile_stored(3, sums[3], 64);
+    add_group(rows, sums[0], sums[1], scales + g, groups, out);
+    add_group(rows, sums[2], sums[3], scales + g + 1, groups, out);
   }
-  for (int r = 0; r < R && r < rows; ++r) store(out + r * out_stride, total[r]);
+  if (g == groups) return;
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_loadd(4, x + 64 * g, row_bytes);
+  _tile_loadd(6, first + int64_t(g) * 1024, 64);
+  _tile_dpbssd(0, 4, 6);
+  _tile_loadd(7, second + int64_t(g) * 1024, 64);
+  _tile_dpbssd(1, 4, 7);
+  _tile_stored(0, sums[0], 64);
+  _tile_stored(1, sums[1], 64);
+  add_group(rows, sums[0], sums[1], scales + g, groups, out);
 }
 
-CL_INLINE void multiply_byte_tiles(int rows, const char* x, int64_t row_bytes, const float* scales, const char* panel,
-                                   int groups, float* out, int out_stride) {
-  if (rows == 1) return multiply_byte_tile<1>(rows, x, row_bytes, scales, panel, groups, out, out_stride);
-  if (rows <= 4) return multiply_byte_tile<4>(rows, x, row_bytes, scales, panel, groups, out, out_stride);
-  if (rows <= 8) return multiply_byte_tile<8>(rows, x, row_bytes, scales, panel, groups, out, out_stride);
-  return multiply_byte_tile<16>(rows, x, row_bytes, scales, panel, groups, out, out_stride);
+// All tiles have the rows of one block of at most 16.
+CL_INLINE void configure_byte_tiles(int rows) {
+  TileConfig c;
+  for (int t = 0; t < 8; ++t) {
+    c.row_bytes[t] = 64;
+    c.rows[t] = uint8_t(t >= 6 ? 16 : rows);
+  }
+  load_config(c);
 }
 
 }  // namespace cl

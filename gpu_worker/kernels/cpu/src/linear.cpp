@@ -10,18 +10,15 @@ namespace cl {
 namespace {
 
 #if defined(__AMX_BF16__) && defined(__AMX_INT8__)
-constexpr int kTileRows = kAmxRows;
+constexpr int kTileRows = kAmxRows;  // of a block
+constexpr int kChunkRows = 256;  // of an item: their inputs stay in the second-level cache while panels pass
+constexpr int kSumRows = kChunkRows;
 #else
 constexpr int kTileRows = kGemmRows;
+constexpr int kChunkRows = 240;
+constexpr int kSumRows = kTileRows;
 #endif
 constexpr int kTileStride = 2 * kPanel;
-// Rows of an item: their inputs stay in the second-level cache while the panels pass.
-constexpr int kChunkRows = 240 / kTileRows * kTileRows;
-
-struct alignas(64) Tile {
-  float sums[kTileRows * kTileStride];
-};
-
 class PanelPair {
  public:
   PanelPair(const Linear& linear, const Inputs& in, const Outputs& out, int pair)
@@ -31,12 +28,17 @@ class PanelPair {
   }
 
   void run(int64_t begin, int64_t end) {
+#if defined(__AMX_BF16__) && defined(__AMX_INT8__)
+    if (linear_.kind == kWeightBf16) {
+      multiply_chunk(begin, end);
+      finish(begin, int(end - begin));
+      _tile_release();
+      return;
+    }
+#endif
     for (int64_t row = begin; row < end;) {
-      const int left = int(end - row < kTileRows ? end - row : kTileRows);
-      const int rows = multiply(row, left);
-      if (linear_.scales) scale(rows);
-      if (linear_.bias) add_bias(rows);
-      for (int r = 0; r < rows; ++r) put(row + r, tile_.sums + r * kTileStride);
+      const int rows = multiply(row, int(end - row < kTileRows ? end - row : kTileRows));
+      finish(row, rows);
       row += rows;
     }
 #if defined(__AMX_BF16__) && defined(__AMX_INT8__)
@@ -50,7 +52,7 @@ class PanelPair {
   // Products of some of the `left` next rows into the tile; how many.
   int multiply(int64_t row, int left) {
     switch (linear_.kind) {
-      case kWeightBf16: return multiply_bf16(row, left);
+      case kWeightBf16: return multiply_vectors<Bf16Product>(row, left);
       case kWeightInt8: return multiply_bytes(row, left);
       case kWeightFloat: return multiply_vectors<FloatProduct>(row, left);
       case kWeightGroup8: return multiply_groups_as<kWeightGroup8>(row, left);
@@ -59,43 +61,49 @@ class PanelPair {
     }
   }
 
-  int multiply_bf16(int64_t row, int left) {
 #if defined(__AMX_BF16__) && defined(__AMX_INT8__)
-    if (left != configured_) configure_tiles(configured_ = left);
-    multiply_tiles(left, input(row), in_.row_bytes, weights_, weights_ + (panels_ - 1) * panel_bytes(linear_),
-                   num_units(linear_), reinterpret_cast<int32_t*>(tile_.sums));
-    return left;
-#else
-    return multiply_vectors<Bf16Product>(row, left);
-#endif
+  // All rows against a part of the inputs, then the next part: what they share stays in the first-level cache.
+  void multiply_chunk(int64_t begin, int64_t end) {
+    const int steps = num_units(linear_) / 16;
+    const int64_t blocks = (end - begin + kTileRows - 1) / kTileRows;
+    const int parts = blocks == 1 ? 1 : (steps + kStepsAtOnce - 1) / kStepsAtOnce, part = (steps + parts - 1) / parts;
+    const char* second = weights_ + (panels_ - 1) * panel_bytes(linear_);
+    for (int k = 0; k < steps; k += part) {
+      const int count = steps - k < part ? steps - k : part;
+      for (int64_t row = begin; row < end; row += kTileRows) {
+        const int rows = int(end - row < kTileRows ? end - row : kTileRows);
+        if (rows != configured_) configure_tiles(configured_ = rows);
+        multiply_tiles(rows, input(row) + 64 * k, in_.row_bytes, weights_ + int64_t(k) * 1024,
+                       second + int64_t(k) * 1024, count, k > 0,
+                       reinterpret_cast<int32_t*>(sums_ + (row - begin) * kTileStride));
+      }
+    }
   }
+#endif
 
   int multiply_bytes(int64_t row, int left) {
     const int groups = input_groups(linear_.kind, linear_.num_inputs);
     const float* scales = in_.scales + row * groups;
+    const int64_t step = panel_bytes(linear_);
 #if defined(__AMX_BF16__) && defined(__AMX_INT8__)
     const int rows = left < 16 ? left : 16;
-    if (rows != configured_) configure_tiles(configured_ = rows);
+    if (rows != configured_) configure_byte_tiles(configured_ = rows);
+    multiply_byte_tiles(rows, input(row), in_.row_bytes, scales, weights_, weights_ + (panels_ - 1) * step, groups,
+                        sums_);
 #else
     const int rows = left < kByteRows ? left : kByteRows;
-#endif
     for (int p = 0; p < panels_; ++p) {
-      const char* panel = weights_ + p * panel_bytes(linear_);
-      float* out = tile_.sums + p * kPanel;
-#if defined(__AMX_BF16__) && defined(__AMX_INT8__)
-      multiply_byte_tiles(rows, input(row), in_.row_bytes, scales, panel, groups, out, kTileStride);
-#else
-      multiply_byte_rows(rows, input(row), in_.row_bytes, scales, in_.sums + row * groups, panel, groups, out,
-                         kTileStride);
-#endif
+      multiply_byte_rows(rows, input(row), in_.row_bytes, scales, in_.sums + row * groups, weights_ + p * step, groups,
+                         sums_ + p * kPanel, kTileStride);
     }
+#endif
     return rows;
   }
 
   template <class Product>
   int multiply_vectors(int64_t row, int left) {
     const int rows = block_rows(left);
-    auto* sums = reinterpret_cast<int32_t*>(tile_.sums);
+    auto* sums = reinterpret_cast<int32_t*>(sums_);
     const int64_t step = panel_bytes(linear_);
     if (panels_ == 2) {
       multiply_rows<Product, 2>(rows, input(row), in_.row_bytes, weights_, step, num_units(linear_), sums);
@@ -111,15 +119,21 @@ class PanelPair {
     const int groups = num_groups(linear_.num_inputs);
     for (int p = 0; p < panels_; ++p) {
       multiply_group_rows<Kind>(rows, input(row), in_.row_bytes, in_.scales + row * groups, in_.sums + row * groups,
-                                weights_ + p * panel_bytes(linear_), groups, tile_.sums + p * kPanel, kTileStride);
+                                weights_ + p * panel_bytes(linear_), groups, sums_ + p * kPanel, kTileStride);
     }
     return rows;
+  }
+
+  void finish(int64_t row, int rows) {
+    if (linear_.scales) scale(rows);
+    if (linear_.bias) add_bias(rows);
+    for (int r = 0; r < rows; ++r) put(row + r, sums_ + r * kTileStride);
   }
 
   void scale(int rows) {
     const float* scales = linear_.scales + first_ * kPanel;
     for (int r = 0; r < rows; ++r) {
-      float* sums = tile_.sums + r * kTileStride;
+      float* sums = sums_ + r * kTileStride;
       for (int i = 0; i < panels_ * kPanel; i += W) store(sums + i, mul(load(sums + i), load(scales + i)));
     }
   }
@@ -127,7 +141,7 @@ class PanelPair {
   void add_bias(int rows) {
     const float* bias = linear_.bias + first_ * kPanel;
     for (int r = 0; r < rows; ++r) {
-      float* sums = tile_.sums + r * kTileStride;
+      float* sums = sums_ + r * kTileStride;
       for (int i = 0; i < panels_ * kPanel; i += W) store(sums + i, add(load(sums + i), load(bias + i)));
     }
   }
@@ -161,7 +175,7 @@ class PanelPair {
   int panels_;
   int configured_ = 0;
   const char* weights_;
-  Tile tile_;
+  alignas(64) float sums_[kSumRows * kTileStride];
 };
 
 }  // namespace
@@ -169,10 +183,12 @@ class PanelPair {
 void run_linear(Pool* pool, const Linear& linear, const Inputs& in, int64_t num_rows, const Outputs& out) {
   const int pairs = (num_panels(linear) + 1) / 2;
   const int64_t chunks = (num_rows + kChunkRows - 1) / kChunkRows;
+  // Equal chunks: each passes over all weights, however few its rows are.
+  const int64_t chunk = ((num_rows + chunks - 1) / chunks + kTileRows - 1) / kTileRows * kTileRows;
   auto body = [&](int64_t item, int) {
-    const int64_t begin = item / pairs * kChunkRows;
-    const int64_t end = begin + kChunkRows < num_rows ? begin + kChunkRows : num_rows;
-    PanelPair(linear, in, out, int(item % pairs)).run(begin, end);
+    const int64_t begin = item / pairs * chunk;
+    const int64_t end = begin + chunk < num_rows ? begin + chunk : num_rows;
+    if (begin < end) PanelPair(linear, in, out, int(item % pairs)).run(begin, end);
   };
   pool->each(chunks * pairs, body);
 }
