@@ -16,8 +16,10 @@ import grpc
 import grpc.aio
 import structlog
 from google.protobuf.message import DecodeError, Message
+from opentelemetry.trace import INVALID_SPAN, Span, format_trace_id
 
 from chairlift.ipc.common import Reason
+from chairlift.runtime.tracing import headers_of
 from gateway.errors.api_error import ApiError, GatewayReason
 from gateway.errors.status import to_wire
 from gateway.streams.generation import Generation
@@ -36,7 +38,13 @@ class Call:
         self._context = context
         self._metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
         self._trailing: dict[str, str] = {}
-        found = _TRACEPARENT.fullmatch(self.traceparent)
+        traceparent = self._metadata.get("traceparent", "")
+        found = _TRACEPARENT.fullmatch(traceparent)
+        self.traceparent = traceparent if found is not None else ""
+        """W3C trace context that what the call starts belongs to: the caller's, or that of `span`. May be empty."""
+        tracestate = self._metadata.get("tracestate", "")
+        self.tracestate = tracestate if found is not None and len(tracestate) <= _MAX_TRACESTATE_CHARS else ""
+        """Goes with `traceparent`."""
         self.trace_id = found[1] if found is not None else secrets.token_hex(16)
         """Names the call in logs and in errors of ours."""
         self.arrived_at = time.monotonic()
@@ -46,18 +54,14 @@ class Call:
         """What the call streams, once there is one."""
         self.failure = ""
         """Reason of an end that is not OK."""
+        self.span: Span = INVALID_SPAN
+        """The call in its trace; an invalid one while nothing is traced."""
 
-    @property
-    def traceparent(self) -> str:
-        """W3C trace context of the caller; empty where there is none, or none that is valid."""
-        value = self._metadata.get("traceparent", "")
-        return value if _TRACEPARENT.fullmatch(value) else ""
-
-    @property
-    def tracestate(self) -> str:
-        """Goes with `traceparent`."""
-        value = self._metadata.get("tracestate", "")
-        return value if self.traceparent and len(value) <= _MAX_TRACESTATE_CHARS else ""
+    def trace_as(self, span: Span) -> None:
+        """From now on the call is `span`, and what it starts goes below that."""
+        self.span = span
+        self.traceparent, self.tracestate = headers_of(span)
+        self.trace_id = format_trace_id(span.get_span_context().trace_id)
 
     @property
     def peer(self) -> str:
@@ -89,7 +93,10 @@ class Call:
 
 
 class Observer(Protocol):
-    """Who hears of the ends of calls."""
+    """Who hears of calls."""
+
+    def began(self, method: str, call: Call) -> None:
+        """The call is here; nothing of it is checked yet."""
 
     def ended(self, method: str, call: Call) -> None:
         """The call is over."""
@@ -183,6 +190,8 @@ class Method(Generic[RequestT]):
         self, request: RequestT | _Malformed | int, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> Message | None:
         call = Call(context)
+        if self._observer is not None:
+            self._observer.began(self._name, call)
         self._gate.enter()
         try:
             answer = await self._serve_counted(request, call)

@@ -1,4 +1,4 @@
-"""What is told of the calls that ask for tokens: the metrics of OpenTelemetry's conventions for GenAI, and ours.
+"""What is told of the calls that ask for tokens: the metrics of OpenTelemetry's conventions for GenAI, ours, and spans.
 
 Everything is recorded at a call's end, from what its generation knows then; nothing happens for a token. No text of a
 request or an output is in it.
@@ -17,7 +17,9 @@ from chairlift.runtime.metric_table import (
     TIME_TO_FIRST_TOKEN,
 )
 from chairlift.runtime.metrics import ProcessMetrics
+from chairlift.runtime.tracing import Tracing
 from gateway.call import Call
+from gateway.call_spans import CallSpans
 from gateway.errors.table import STATUS_RULES, status_rule
 from gateway.streams.generation import Generation
 
@@ -28,9 +30,10 @@ _OTHER = "_OTHER"
 class CallObserver:
     """Sees the beginning and the end of each Generate and Resume. Belongs to one event loop; anyone may scrape."""
 
-    def __init__(self, model: str, num_streams: Callable[[], int]) -> None:
-        """`model` is the name that it is served by."""
+    def __init__(self, model: str, num_streams: Callable[[], int], tracing: Tracing | None = None) -> None:
+        """`model` is the name that it is served by. Owns `tracing`."""
         self._model = model
+        self._spans = CallSpans(tracing, model) if tracing is not None else None
         self._codes = dict.fromkeys(["OK", *(rule.code.name for rule in STATUS_RULES.values())], 0)
         self._refusals = dict.fromkeys([*map(str, STATUS_RULES), _OTHER], 0)
         self._metrics = ProcessMetrics("gateway")
@@ -48,6 +51,13 @@ class CallObserver:
     def close(self) -> None:
         """Exports what is left, within a bounded time."""
         self._metrics.close()
+        if self._spans is not None:
+            self._spans.close()
+
+    def began(self, method: str, call: Call) -> None:
+        """The call is here."""
+        if self._spans is not None:
+            self._spans.began(method, call)
 
     def ended(self, method: str, call: Call) -> None:
         """The call is over; `call.failure` says how."""
@@ -60,6 +70,8 @@ class CallObserver:
             self._refusals[error_type] += 1
         if method == "Generate":
             self._record(call, error_type if failure else "")
+        if self._spans is not None:
+            self._spans.ended(call)
 
     def _record(self, call: Call, error_type: str) -> None:
         duration_s = time.monotonic() - call.arrived_at

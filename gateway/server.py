@@ -57,7 +57,7 @@ def make_server(
 ) -> grpc.aio.Server:
     """A server, without a port yet, of `methods` by name; declared methods that are not there answer UNIMPLEMENTED.
 
-    `observer` hears of the ends of streams.
+    `observer` hears of streams.
     """
     unknown = methods.keys() - {method.name for method in service.methods}
     if unknown:

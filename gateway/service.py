@@ -15,6 +15,7 @@ from chairlift.runtime.model_source import ModelSource, fingerprint_model
 from chairlift.runtime.probes import ProbeServer, ProcessState
 from chairlift.runtime.process import StopSignal, new_epoch
 from chairlift.runtime.settings import Settings
+from chairlift.runtime.tracing import Tracing
 from gateway.call import Gate
 from gateway.errors.api_error import ApiError
 from gateway.link.replicas import Replicas
@@ -42,8 +43,10 @@ _RENDERED_CHARS_A_REQUEST_BYTE = 2
 class GatewayService:
     """The gateway of one process. Made and run in one event loop."""
 
-    def __init__(self, settings: Settings, source: ModelSource, text: ModelText) -> None:
-        """Checks addresses and endpoints. Raises AddressError and EndpointError; opens nothing yet."""
+    def __init__(
+        self, settings: Settings, source: ModelSource, text: ModelText, tracing: Tracing | None = None
+    ) -> None:
+        """Checks addresses and endpoints; owns `tracing`. Raises AddressError and EndpointError; opens nothing yet."""
         own = settings.gateway
         self._settings = settings
         self._log = structlog.get_logger()
@@ -81,7 +84,7 @@ class GatewayService:
             max_chars=_RENDERED_CHARS_A_REQUEST_BYTE * own.max_request_bytes,
         )
         model = ServedModel(settings.model.served_name or source.name, text, self._encoder, self._replicas, own)
-        self._observer = CallObserver(model.name, lambda: self._gate.num_streams)
+        self._observer = CallObserver(model.name, lambda: self._gate.num_streams, tracing)
         self._public = make_server(
             INFERENCE, self._inference_methods(model), self._gate, self._health, own, self._observer
         )

@@ -10,6 +10,7 @@ from chairlift.runtime.process import ExitCode, die_with_parent, stop_on_signals
 from chairlift.runtime.settings_loader import parse_settings
 from chairlift.runtime.sockets import EndpointError
 from chairlift.runtime.telemetry import configure_logging
+from chairlift.runtime.tracing import open_tracing
 from scheduler_svc.service import SchedulerService
 
 
@@ -20,7 +21,7 @@ def main(argv: Sequence[str]) -> int:
     configure_logging(settings.telemetry, "scheduler")
     with stop_on_signals() as stop:
         try:
-            service = SchedulerService(settings)
+            service = SchedulerService(settings, open_tracing("scheduler"))
         except (AddressError, EndpointError, OSError) as error:
             structlog.get_logger().error("scheduler_cannot_start", reason=str(error))
             return ExitCode.USAGE

@@ -17,12 +17,14 @@ from chairlift.runtime import sockets
 from chairlift.runtime.probes import ProbeServer, ProcessState
 from chairlift.runtime.process import StopSignal, new_epoch
 from chairlift.runtime.settings import IpcSettings, Settings
+from chairlift.runtime.tracing import Tracing
 from scheduler_svc.config import scheduling_config, scheduling_knobs
 from scheduler_svc.core import effects, events
 from scheduler_svc.core.core import Core
 from scheduler_svc.gateway_link import GatewayLink, OperatorCommand, ReplicaFacts
 from scheduler_svc.metrics import SchedulerMetrics
 from scheduler_svc.peers import RouterLink
+from scheduler_svc.tracing import RequestSpans
 from scheduler_svc.worker_link import WorkerLink
 
 _NS = 1_000_000_000
@@ -39,13 +41,15 @@ _LINGER_MS = 500
 class SchedulerService:
     """Builds the process from its settings, runs it, and takes it down. Main thread only."""
 
-    def __init__(self, settings: Settings) -> None:
-        """Binds both endpoints. Raises EndpointError, or OSError when the probe's port is taken."""
+    def __init__(self, settings: Settings, tracing: Tracing | None = None) -> None:
+        """Binds both endpoints; owns `tracing`. Raises EndpointError, or OSError when the probe's port is taken."""
         self._settings = settings
         self._log = structlog.get_logger()
         self._epoch = new_epoch()
         self._heartbeat_ns = round(settings.ipc.heartbeat_interval_s * _NS)
         self._core = Core(scheduling_config(settings.scheduler), secrets.token_bytes(16), self._epoch)
+        by_number = self._core.state.by_number
+        self._spans = RequestSpans(tracing, by_number.__getitem__) if tracing is not None else None
         self._context = zmq.Context()
         self._poller = zmq.Poller()
         try:
@@ -110,6 +114,8 @@ class SchedulerService:
         if self._probes is not None:
             self._probes.close()
         self._metrics.close()
+        if self._spans is not None:
+            self._spans.close()
         self._context.destroy(linger=_LINGER_MS)
         for endpoint in (sockets.gateway_endpoint(self._settings.ipc), sockets.worker_endpoint(self._settings.ipc)):
             sockets.remove_socket_file(endpoint)
@@ -128,7 +134,10 @@ class SchedulerService:
             if isinstance(item, OperatorCommand):
                 done += self._carry_out(item, now)
             else:
-                done += self._core.handle(item, now)
+                answer = self._core.handle(item, now)
+                if self._spans is not None and isinstance(item, events.Submit):
+                    self._spans.submitted(item.message, answer, now)
+                done += answer
         for event in self._gateways.expire(now):
             done += self._core.handle(event, now)
         done += self._core.handle(events.Tick(), now)
@@ -163,6 +172,8 @@ class SchedulerService:
             self._next_beat = now + self._heartbeat_ns
             self._workers.beat()
             self._metrics.latest = self._load()
+            if self._spans is not None:
+                self._spans.end_due()
             self._gateways.broadcast(front.ReplicaBeat(self._epoch, self._metrics.latest))
 
     # ---- operator, drain, readiness ----

@@ -328,13 +328,15 @@ def start_rig(
     plain = msgspec.structs.replace(byte_text, template_source=None, template=None, guards=None)
 
     @asynccontextmanager
-    async def start(*, has_template: bool = False, ipc: Any = None, **changes: Any) -> AsyncIterator[Rig]:
+    async def start(
+        *, has_template: bool = False, ipc: Any = None, tracing: Any = None, **changes: Any
+    ) -> AsyncIterator[Rig]:
         own = msgspec.structs.replace(
             settings, gateway=msgspec.structs.replace(settings.gateway, **changes), ipc=ipc or settings.ipc
         )
         scheduler = StandIn(gateway_endpoint(own.ipc), own.ipc, model_info)
         await scheduler.start()
-        service = GatewayService(own, byte_model, byte_text if has_template else plain)
+        service = GatewayService(own, byte_model, byte_text if has_template else plain, tracing)
         await service.start()
         rig = Rig(service, scheduler, Caller(service), own)
         rig.running = asyncio.create_task(service.run(rig.stop))

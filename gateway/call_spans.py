@@ -1,0 +1,61 @@
+"""The gateway's span of a call: made from the caller's trace context, ended with the status that the caller gets.
+
+OpenTelemetry's own interceptor for grpc.aio breaks ``Health/Watch`` and ends a cancelled stream as if it had gone well.
+"""
+
+from opentelemetry.trace import SpanKind, Status, StatusCode
+
+from chairlift.ipc.common import FinishReason
+from chairlift.runtime.tracing import Tracing, context_of
+from gateway.call import Call
+from gateway.errors.table import status_rule
+
+_SERVICE = "chairlift.v1.InferenceService"
+
+
+class CallSpans:
+    """Begins and ends spans. Holds nothing of a call."""
+
+    def __init__(self, tracing: Tracing, model: str) -> None:
+        self._tracing = tracing
+        self._model = model
+
+    def began(self, method: str, call: Call) -> None:
+        """The call and what it starts belong to a new span, below the caller's where there is one."""
+        attributes = {"rpc.system": "grpc", "rpc.service": _SERVICE, "rpc.method": method}
+        context = context_of(call.traceparent, call.tracestate)
+        tracer = self._tracing.tracer
+        call.trace_as(tracer.start_span(f"{_SERVICE}/{method}", context, SpanKind.SERVER, attributes))
+
+    def ended(self, call: Call) -> None:
+        """Ends the call's span, whatever the call came to."""
+        span = call.span
+        if not span.is_recording():
+            return
+        code = status_rule(call.failure).code.value[0] if call.failure else 0
+        span.set_attribute("rpc.grpc.status_code", code)
+        span.set_attribute("gen_ai.operation.name", call.operation)
+        span.set_attribute("gen_ai.provider.name", "chairlift")
+        span.set_attribute("gen_ai.request.model", self._model)
+        generation = call.generation
+        if generation is not None:
+            span.set_attribute("chairlift.request_id", generation.key.request_id)
+            span.set_attribute("gen_ai.usage.output_tokens", sum(len(choice.ids) for choice in generation.choices))
+            ends = [choice.end for choice in generation.choices if choice.end is not None]
+            span.set_attribute("gen_ai.response.finish_reasons", [_reason_name(end.reason) for end in ends])
+        if call.failure:
+            span.set_attribute("error.type", call.failure)
+            span.set_status(Status(StatusCode.ERROR, call.failure))
+        span.end()
+
+    def close(self) -> None:
+        """Exports what is left, within a bounded time."""
+        self._tracing.close()
+
+
+def _reason_name(reason: int) -> str:
+    """A newer scheduler may give reasons that we do not know."""
+    try:
+        return FinishReason(reason).name.lower()
+    except ValueError:
+        return "other"
