@@ -1,0 +1,42 @@
+"""What the bench's documents tell people to type exists, with every flag."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import deploy.bench
+from deploy.cli import commands
+from deploy.cli.subcommands import build_parser, command_names, load_command
+
+FOLDER = Path(deploy.bench.__file__).parent
+
+
+def commands_in(text: str) -> Iterator[str]:
+    """Lines of code blocks that begin with our command, with the lines that they go on in, and those within a text."""
+    joined = re.sub(r"\\\n\s*", " ", text)
+    yield from re.findall(r"^\s*(chairlift .*)$", joined, re.MULTILINE)
+    yield from re.findall(r"`(chairlift [^`]*)`", joined)
+
+
+DOCUMENTED = [
+    pytest.param(command, id=f"{file}: {command}")
+    for file in ("README.md", "peers.md")
+    for command in dict.fromkeys(commands_in((FOLDER / file).read_text()))
+]
+
+
+def test_commands_are_found_in_the_documents() -> None:
+    assert len(DOCUMENTED) > 8
+
+
+@pytest.mark.parametrize("line", DOCUMENTED)
+def test_documented_command_is_understood(line: str) -> None:
+    """Options that were dropped or renamed lived on in the documents."""
+    _, name, *arguments = shlex.split(line, comments=True)
+    assert name in command_names(commands)
+    command = load_command(commands, name)
+    assert command is not None
+    build_parser(command, f"chairlift {name}").parse_args(arguments)
