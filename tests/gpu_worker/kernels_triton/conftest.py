@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -38,10 +39,17 @@ def run_proof() -> Callable[..., str]:
         if interpret:
             environment["TRITON_INTERPRET"] = "1"
         command = [sys.executable, "-m", f"tests.gpu_worker.kernels_triton.{module}", *arguments]
-        done = subprocess.run(
-            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PROOF_TIMEOUT_S, check=False
-        )
-        assert done.returncode == 0, f"{module} exited {done.returncode}\n{done.stdout}\n{done.stderr[-4000:]}"
-        return done.stdout
+        pipe = subprocess.PIPE
+        with subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=pipe, stderr=pipe, text=True, start_new_session=True
+        ) as proof:
+            try:
+                output, errors = proof.communicate(timeout=PROOF_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                # A proof may have processes of its own: none is left behind.
+                os.killpg(proof.pid, signal.SIGKILL)
+                raise
+        assert proof.returncode == 0, f"{module} exited {proof.returncode}\n{output}\n{errors[-4000:]}"
+        return output
 
     return run
