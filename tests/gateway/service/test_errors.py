@@ -161,7 +161,6 @@ async def test_a_refusal_at_the_door_is_trailers_only(rig: Any) -> None:
 
 async def test_methods_of_the_operator_that_are_not_built_say_so(rig: Any) -> None:
     for call in (
-        rig.ops.GetConfig(ops_pb2.GetConfigRequest()),
         rig.ops.ListRequests(ops_pb2.ListRequestsRequest()),
         rig.ops.WatchIterations(ops_pb2.WatchIterationsRequest()),
     ):
