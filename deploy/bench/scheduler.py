@@ -21,7 +21,8 @@ from chairlift.ipc.tokens import pack_u32
 from scheduler_svc.core import events
 from scheduler_svc.core.config import SchedulingConfig
 from scheduler_svc.core.core import Core
-from scheduler_svc.core.effects import Emit, SendPlan
+from scheduler_svc.core.effects import Effect, Emit, SendPlan
+from scheduler_svc.core.recording import RecordedCore
 from scheduler_svc.sim.counting_device import CountingDevice
 
 RUNNING = (64, 256, 1024)
@@ -32,15 +33,25 @@ STEP_NS = 10_000_000
 SAMPLING = SamplingParams(ignore_eos=True)
 
 
+def _forget(frame: bytes) -> None:
+    """A recording that is made and kept nowhere."""
+
+
 class Bench:
     """One core with a batch of one size, driven step by step."""
 
-    def __init__(self, num_seqs: int, **knobs: Any) -> None:
+    def __init__(self, num_seqs: int, *, max_step: int = 8192, is_recorded: bool = False, **knobs: Any) -> None:
         self.random = random.Random(0)  # noqa: S311 - the same load in every run
         geometry = device.Geometry(
-            "bench", "f", VOCAB_SIZE, 1 << 17, (2,), 16, 160 * num_seqs + 40_000, 0, num_seqs, 8192, 4, "bfloat16"
+            "bench", "f", VOCAB_SIZE, 1 << 17, (2,), 16, 160 * num_seqs + 40_000, 0, num_seqs, max_step, 4, "bfloat16"
         )
-        self.core = Core(SchedulingConfig(**knobs), b"bench", 1)
+        config = SchedulingConfig(**knobs)
+        if is_recorded:
+            recorded = RecordedCore(config, b"bench", 1, _forget, name_key=b"bench")
+            self.core, self.handle = recorded.core, recorded.handle
+        else:
+            self.core = Core(config, b"bench", 1)
+            self.handle = self.core.handle
         self.device = CountingDevice(1)
         self.now = STEP_NS
         self.plans: list[device.Plan] = []
@@ -48,7 +59,7 @@ class Bench:
         self._handle = 0
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(device.StepDone).decode
-        self.core.handle(events.WorkerUp(1, geometry), self.now)
+        self.handle(events.WorkerUp(1, geometry), self.now)
 
     def submit(self, prompt_len: int, max_tokens: int) -> int:
         """Hands in one request; returns how long that took."""
@@ -66,14 +77,14 @@ class Bench:
         )
         event = events.Submit(number % NUM_GATEWAYS, message)
         started = time.thread_time_ns()
-        for effect in self.core.handle(event, self.now):
+        for effect in self.handle(event, self.now):
             if isinstance(effect, Emit):
                 self._encode(effect.message)
         return time.thread_time_ns() - started
 
     def tick(self) -> None:
         """Plans, without measuring."""
-        self._take(self.core.handle(events.Tick(), self.now))
+        self._take(self.handle(events.Tick(), self.now))
 
     def step(self) -> int:
         """One step; returns the nanoseconds that the core and the codecs took."""
@@ -82,8 +93,8 @@ class Bench:
         frame = self._encode(self._answer(self.plans.pop(0)))
         self.now += STEP_NS
         started = time.thread_time_ns()
-        effects = self.core.handle(events.StepDone(self._decode(frame)), self.now)
-        effects += self.core.handle(events.Tick(), self.now)
+        effects = self.handle(events.StepDone(self._decode(frame)), self.now)
+        effects += self.handle(events.Tick(), self.now)
         for effect in effects:
             if isinstance(effect, SendPlan):
                 self._encode(effect.plan)
@@ -98,7 +109,7 @@ class Bench:
         sampled = array("I", choose(range(1000, 48_000), k=self.device.num_sampled(plan)))
         return device.StepDone(1, plan.step, sampled.tobytes(), device_ns=STEP_NS)
 
-    def _take(self, effects: list[Any]) -> None:
+    def _take(self, effects: list[Effect]) -> None:
         for effect in effects:
             if isinstance(effect, SendPlan):
                 self.plans.append(effect.plan)
@@ -132,11 +143,14 @@ def measure(bench: Bench, num_steps: int, before: Callable[[], None] | None = No
     }
 
 
-def steady(num_seqs: int, num_steps: int, num_waiting: int = 0, *, is_aligned: bool = False) -> dict[str, float]:
+def steady(
+    num_seqs: int, num_steps: int, num_waiting: int = 0, *, is_aligned: bool = False, is_recorded: bool = False
+) -> dict[str, float]:
     """All decode; prompts of staggered lengths unless aligned, when every block border falls on one step."""
-    bench = Bench(num_seqs, max_num_queued_reqs=100_000)
-    for _ in range(num_seqs):
-        bench.submit(128 if is_aligned else 100 + bench.random.randrange(64), max_tokens=100_000)
+    max_step = 256 * num_seqs if is_aligned else 8192
+    bench = Bench(num_seqs, max_step=max_step, is_recorded=is_recorded, max_num_queued_reqs=100_000)
+    for number in range(num_seqs):
+        bench.submit(128 if is_aligned else 100 + number % 64, max_tokens=100_000)
     bench.run_until_all_decode()
     for _ in range(num_waiting):
         bench.submit(64, max_tokens=64)
@@ -208,6 +222,7 @@ def run(num_steps: int) -> dict[str, Any]:
     result: dict[str, Any] = {
         "steady": {str(n): steady(n, num_steps) for n in RUNNING},
         "steady_aligned": {str(n): steady(n, num_steps, is_aligned=True) for n in RUNNING},
+        "steady_recorded": {str(n): steady(n, num_steps, is_recorded=True) for n in RUNNING},
         "waiting_10000": {str(n): steady(n, num_steps, num_waiting=10_000) for n in RUNNING},
         "mixed_prefill": {str(n): mixed_prefill(n, num_steps) for n in RUNNING},
         "churn": {str(n): churn(n, num_steps) for n in RUNNING},

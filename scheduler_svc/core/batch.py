@@ -105,13 +105,14 @@ class Batch:
         """Whether a plan in flight (a step after `confirmed`) computes it."""
         return sequence.base is not None or sequence.last_step > confirmed
 
-    def watch(self, sequence: Sequence, border_step: int, ending_step: int) -> None:
-        """Its next block border; and its end, when that comes no later."""
-        if ending_step <= border_step:
-            self.end_at(sequence, ending_step)
+    def border_at(self, sequence: Sequence, step: int) -> None:
+        """It writes to a new block in this step."""
+        sequence.border_step = step
+        waiting = self.borders.get(step)
+        if waiting is None:
+            self.borders[step] = [sequence]
         else:
-            sequence.border_step = border_step
-            self.borders.setdefault(border_step, []).append(sequence)
+            waiting.append(sequence)
 
     def end_at(self, sequence: Sequence, step: int) -> None:
         """Its last token is sampled in the step before this one."""

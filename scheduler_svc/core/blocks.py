@@ -47,13 +47,20 @@ class BlockPool:
 
     def take(self) -> int:
         """One block for one user; the least recently used cached one is forgotten when none is blank."""
+        block = self.try_take()
+        if block is None:
+            raise OutOfBlocks(f"none of {self.num_blocks} blocks is free")
+        return block
+
+    def try_take(self) -> int | None:
+        """The same; None when there is none."""
         if self._blank:
             block = self._blank.pop()
         elif self._cached:
             block, _ = self._cached.popitem(last=False)
             del self._index[self._hashes.pop(block)]
         else:
-            raise OutOfBlocks(f"none of {self.num_blocks} blocks is free")
+            return None
         self._counts[block] = 1
         return block
 

@@ -170,11 +170,12 @@ class Confirmed:
     def settle(self, sequence: Sequence) -> None:
         """Reads its tokens out of the columns into `outputs`. An ended one has what it will ever have."""
         position = sequence.confirmed_at
-        if position is None or sequence.settled_step > self.step or sequence.is_ended:
+        settled = sequence.settled_step
+        if position is None or settled > self.step or sequence.is_ended:
             return
-        columns = self._columns[sequence.settled_step - self._first :]
-        sequence.outputs.extend([column[position] for column in columns])
-        sequence.num_rode += len(columns)
+        assert settled >= self._first, "columns were dropped that it had not read"
+        sequence.outputs.extend([column[position] for column in self._columns[settled - self._first :]])
+        sequence.num_rode += self.step + 1 - settled
         sequence.settled_step = self.step + 1
 
     def add(self, column: "array[int]", keep: int) -> None:

@@ -14,12 +14,13 @@ import msgspec
 _NUM_TERMS = 4
 _PAIRS = ((0, 0), (0, 1), (0, 2), (0, 3), (1, 1), (1, 2), (1, 3), (2, 2), (2, 3), (3, 3))
 """Entries of the symmetric matrix, in the order of the sums."""
-_WINDOW = 192
+_WINDOW = 128
 _WARM_UP = 32
 """Measurements before the model is believed."""
 _WARM_UP_PREFILL = 6
 """Of which with prompt tokens."""
 _REFIT_EVERY = 8
+_DECODES_PER_SAMPLE = 4
 _CLIP = 4.0
 """Times the usual error that a measurement may lie above its prediction."""
 _MARGIN = 0.02
@@ -102,6 +103,7 @@ class CostModel:
         self._decode_only = Window()
         self._with_prefill = Window()
         self._num_seen = 0
+        self._num_decode_only = 0
         self._usual_error = 0.0
         self.costs: StepCosts | None = None
 
@@ -109,6 +111,11 @@ class CostModel:
         """A step of this shape took so long."""
         if took_ns <= 0:
             return
+        if not shape.num_prefill_tokens:
+            # One pure decode is much like the next.
+            self._num_decode_only += 1
+            if self._num_decode_only % _DECODES_PER_SAMPLE and self.costs is not None:
+                return
         if self.costs is not None:
             predicted = self.costs.step_ns(shape)
             error = abs(took_ns - predicted)

@@ -24,6 +24,10 @@ class HashKey(NamedTuple):
     block: int
 
 
+LoggedHash = tuple[int, int, int, bytes]
+"""The fields of a HashKey, and the hash."""
+
+
 class HashSource(Protocol):
     """Gives hashes for one block size."""
 
@@ -66,7 +70,7 @@ class TokenHashes:
         if first < 0:
             tokens = request.prompt[first * TOKEN_BYTES :] + tokens
         parent = sequence.tail_hashes[-HASH_BYTES:] or request.prompt_hashes[-HASH_BYTES:] or request.prefix_root
-        return self._hasher.extend(parent, tokens)
+        return self._hasher.following(parent, tokens)
 
 
 class LoggedHashes(TokenHashes):
@@ -74,21 +78,21 @@ class LoggedHashes(TokenHashes):
 
     def __init__(self, key: bytes, block_size: int) -> None:
         super().__init__(key, block_size)
-        self._log: list[tuple[HashKey, bytes]] = []
+        self._log: list[LoggedHash] = []
 
     def prompt(self, request: Request) -> bytes:
         """See HashSource."""
         chain = super().prompt(request)
-        self._log.append((HashKey(request.number, PROMPT, 0), chain))
+        self._log.append((request.number, PROMPT, 0, chain))
         return chain
 
     def tail(self, sequence: Sequence, index: int) -> bytes:
         """See HashSource."""
         value = super().tail(sequence, index)
-        self._log.append((HashKey(sequence.request.number, sequence.choice, index), value))
+        self._log.append((sequence.request.number, sequence.choice, index, value))
         return value
 
-    def take_log(self) -> list[tuple[HashKey, bytes]]:
+    def take_log(self) -> list[LoggedHash]:
         """What was given since the last call."""
         log, self._log = self._log, []
         return log

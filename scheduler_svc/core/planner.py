@@ -57,20 +57,27 @@ def _cover_decodes(state: SchedulerState, step: Step, now: int) -> None:
         if sequence in batch.joining and _cover(state, step, sequence, sequence.scheduled + 1, now):
             _watch(state, sequence, sequence.scheduled, step.number)
     for sequence in batch.borders.pop(step.number, ()):
-        if sequence.border_step == step.number and sequence.base is not None:
-            position = batch.num_scheduled(sequence)
-            if _cover(state, step, sequence, position + 1, now):
-                step.bordered.append(sequence)
-                _watch(state, sequence, position, step.number)
+        if sequence.border_step != step.number or sequence.base is None:
+            continue
+        position = sequence.base + batch.planned
+        block = seats.obtain_block(state, sequence, now)
+        if block is not None:
+            sequence.blocks.append(block)
+            step.appended.append((sequence, block))
+            step.bordered.append(sequence)
+            _watch(state, sequence, position, step.number)
 
 
 def _watch(state: SchedulerState, sequence: Sequence, position: int, step: int) -> None:
     """It decodes at `position` in `step` and goes on from there, one position a step."""
-    request = sequence.request
+    request, batch = sequence.request, state.batch
     size = state.hashes.block_size
     border = step + size - position % size
     ending = step + request.output_limit - (position + 1 - request.prompt_len)
-    state.batch.watch(sequence, border, ending)
+    if ending <= border:
+        batch.end_at(sequence, ending)
+    else:
+        batch.border_at(sequence, border)
 
 
 def _cover_gaps(state: SchedulerState, step: Step, now: int) -> None:

@@ -25,6 +25,10 @@ class PrefixHasher:
         content = len(name).to_bytes(4, "little") + name + salt.encode()
         return blake2b(content, digest_size=HASH_BYTES, key=self._key, person=b"chairlift-root").digest()
 
+    def following(self, parent: bytes, tokens: bytes) -> bytes:
+        """The hash of one full block of packed u32 `tokens`."""
+        return blake2b(parent + tokens, digest_size=HASH_BYTES, key=self._key).digest()
+
     def extend(self, parent: bytes, tokens: bytes, start: int = 0) -> bytes:
         """Hashes of the full blocks of packed u32 `tokens` from byte `start` on, HASH_BYTES each, one after another."""
         stride = self._stride

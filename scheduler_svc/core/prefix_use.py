@@ -24,14 +24,19 @@ def hash_prompt(state: SchedulerState, request: Request) -> None:
 def block_hash(state: SchedulerState, sequence: Sequence, index: int) -> bytes:
     """Hash of its full block `index`, all of whose tokens are known and settled."""
     request = sequence.request
-    hash_prompt(state, request)
     in_prompt = request.prompt_len // state.hashes.block_size
+    if in_prompt and not request.prompt_hashes:
+        hash_prompt(state, request)
     if index < in_prompt:
         return request.prompt_hashes[index * HASH_BYTES : (index + 1) * HASH_BYTES]
     at = (index - in_prompt) * HASH_BYTES
-    while len(sequence.tail_hashes) <= at:
-        following = in_prompt + len(sequence.tail_hashes) // HASH_BYTES
-        sequence.tail_hashes += state.hashes.tail(sequence, following)
+    num_bytes = len(sequence.tail_hashes)
+    while num_bytes <= at:
+        value = state.hashes.tail(sequence, in_prompt + num_bytes // HASH_BYTES)
+        sequence.tail_hashes += value
+        if num_bytes == at:
+            return value
+        num_bytes += HASH_BYTES
     return sequence.tail_hashes[at : at + HASH_BYTES]
 
 
@@ -61,8 +66,10 @@ def index_planned(state: SchedulerState, sequence: Sequence, step: Step) -> None
 
 def index_confirmed(state: SchedulerState, sequence: Sequence) -> None:
     """Makes its full blocks findable whose tokens are computed and confirmed. It must be settled."""
-    if not state.config.enable_prefix_caching:
+    index, last = sequence.num_indexed, sequence.computed // state.hashes.block_size
+    if index >= last or not state.config.enable_prefix_caching:
         return
-    for index in range(sequence.num_indexed, sequence.computed // state.hashes.block_size):
+    while index < last:
         state.pool.index(sequence.blocks[index], block_hash(state, sequence, index))
-        sequence.num_indexed = index + 1
+        index += 1
+    sequence.num_indexed = index

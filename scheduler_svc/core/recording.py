@@ -71,5 +71,5 @@ class RecordedCore:
             self._sink(pack(Frame(now, event, plans)))
         else:
             redacted = self._redactor.event(event, was_bad=counters.failed_steps > failed_before)
-            self._sink(pack(Frame(now, redacted, plans, tuple((*key, value) for key, value in log))))
+            self._sink(pack(Frame(now, redacted, plans, tuple(log))))
         return effects

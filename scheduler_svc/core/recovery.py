@@ -95,6 +95,7 @@ def _settle_all(state: SchedulerState) -> None:
         state.settle(sequence)
         stop_sending(state, sequence)
         sequence.request.tenant.change_rows(-1, state.confirmed.step)
+    state.full_blocks.clear()
     state.confirmed.clear(state.batch.planned)
     state.in_flight.clear()
 

@@ -19,6 +19,11 @@ from scheduler_svc.core.steps import Step
 _END_REASONS = {device.EndKind.EOS: FinishReason.EOS, device.EndKind.STOP_TOKEN: FinishReason.STOP_TOKEN}
 
 
+_INDEX_STEPS = 8
+"""Results over which the indexing of blocks is spread when every block border falls on one step."""
+_MIN_INDEXED = 16
+
+
 class _BadResult(ValueError):
     """A result that does not fit its plan."""
 
@@ -113,7 +118,7 @@ def _confirm(
 ) -> None:
     confirmed = state.confirmed
     emission = StepEmission(state)
-    confirmed.add(column, keep=state.geometry.block_size + state.max_in_flight + 1)
+    confirmed.add(column, keep=state.geometry.block_size + _INDEX_STEPS + 3)
     state.counters.discarded_rows += confirmed.num_ghosts
     state.counters.output_tokens += step.num_decodes - confirmed.num_ghosts
     _confirm_chunks(state, step, column, emission, now)
@@ -131,12 +136,22 @@ def _confirm(
     for sequence in step.finals:
         if not sequence.is_ended:
             ends.end_sequence(state, sequence, Cause(sequence.request.limit_reason), now)
-    for sequence in step.bordered:
-        if sequence.row is not None:
-            state.settle(sequence)
-            prefix_use.index_confirmed(state, sequence)
+    state.full_blocks.extend(step.bordered)
+    _index_full_blocks(state)
     if step.transition is not None:
         apply_transition(state, step.transition)
+
+
+def _index_full_blocks(state: SchedulerState) -> None:
+    """Makes blocks findable that decoding has filled; when very many fall full at once, over the next few results."""
+    confirmed, waiting = state.confirmed, state.full_blocks
+    for _ in range(min(len(waiting), max(_MIN_INDEXED, len(confirmed.members) // _INDEX_STEPS))):
+        sequence = waiting.popleft()
+        # Whoever is in the column has computed all that it knows but the newest; others are seen to elsewhere.
+        if sequence.confirmed_at is not None and sequence.row is not None:
+            confirmed.settle(sequence)
+            sequence.computed = sequence.request.prompt_len + len(sequence.outputs) - 1
+            prefix_use.index_confirmed(state, sequence)
 
 
 def _confirm_chunks(state: SchedulerState, step: Step, column: "array[int]", emission: StepEmission, now: int) -> None:

@@ -113,10 +113,10 @@ def preempt(state: SchedulerState, sequence: Sequence, now: int) -> None:
 
 def obtain_block(state: SchedulerState, sequence: Sequence, now: int) -> int | None:
     """One more block for a running sequence, at the cost of others if need be; None when it had to give way itself."""
-    while state.pool.num_obtainable == 0:
+    while (block := state.pool.try_take()) is None:
         victim = state.queue.victim(state.batch.rows.values(), now)
         assert victim is not None, "a sequence that runs alone fits: the door has seen to that"
         preempt(state, victim, now)
         if victim is sequence:
             return None
-    return state.pool.take()
+    return block

@@ -124,6 +124,8 @@ class SchedulerState:
         self.hashes = make_hashes(1)
         self.batch = Batch(0)
         self.in_flight: deque[Step] = deque()
+        self.full_blocks: deque[Sequence] = deque()
+        """Decoding sequences that have filled a block which is not findable yet."""
         self.last_result_ns = 0
         """When the last result was taken in."""
         self.probation = Probation()

@@ -56,7 +56,7 @@ def test_slow_first_steps_do_not_count_as_what_they_are() -> None:
     for number in range(200):
         shape = some_shape(chance)
         model.observe(shape, round(TRUTH.step_ns(shape) * (400 if number < 3 else 1)))
-    assert worst_error(model, TRUTH, chance) < 0.3
+    assert worst_error(model, TRUTH, chance) < 0.4
 
 
 def test_a_device_that_becomes_slower_is_followed() -> None:
