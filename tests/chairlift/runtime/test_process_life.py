@@ -68,10 +68,11 @@ def test_a_prober_that_hangs_up_is_no_event_and_a_failing_metric_is(
     server = ProbeServer("127.0.0.1:0", ProcessState(), metrics)
     try:
         with structlog.testing.capture_logs() as logs:
+            before = set(threading.enumerate())
             prober = socket.create_connection(("127.0.0.1", server.port))
             prober.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             prober.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
-            answering = _answering_thread()
+            answering = _answering_thread(before)
             prober.close()
             hung_up.set()
             answering.join(30)
@@ -82,12 +83,12 @@ def test_a_prober_that_hangs_up_is_no_event_and_a_failing_metric_is(
         server.close()
 
 
-def _answering_thread() -> threading.Thread:
-    """The thread that answers the one prober."""
+def _answering_thread(before: set[threading.Thread]) -> threading.Thread:
+    """The thread that answers the one prober: none of those `before` it."""
     deadline = time.monotonic() + 30
     while True:
         for thread in threading.enumerate():
-            if "process_request_thread" in thread.name:
+            if thread not in before and thread.is_alive() and "process_request_thread" in thread.name:
                 return thread
         assert time.monotonic() < deadline, "nobody answers"
         time.sleep(0.01)
