@@ -24,6 +24,7 @@ from scheduler_svc.core.core import Core
 from scheduler_svc.gateway_link import GatewayLink, OperatorCommand, ReplicaFacts
 from scheduler_svc.metrics import SchedulerMetrics
 from scheduler_svc.peers import RouterLink
+from scheduler_svc.record import Recorder
 from scheduler_svc.tracing import RequestSpans
 from scheduler_svc.worker_link import WorkerLink
 
@@ -47,7 +48,11 @@ class SchedulerService:
         self._log = structlog.get_logger()
         self._epoch = new_epoch()
         self._heartbeat_ns = round(settings.ipc.heartbeat_interval_s * _NS)
-        self._core = Core(scheduling_config(settings.scheduler), secrets.token_bytes(16), self._epoch)
+        config, hash_key = scheduling_config(settings.scheduler), secrets.token_bytes(16)
+        recording = settings.scheduler.record is not None
+        self._recorder = Recorder(settings.scheduler, config, hash_key, self._epoch) if recording else None
+        self._core = self._recorder.core if self._recorder is not None else Core(config, hash_key, self._epoch)
+        self._handle = self._recorder.handle if self._recorder is not None else self._core.handle
         by_number = self._core.state.by_number
         self._spans = RequestSpans(tracing, by_number.__getitem__) if tracing is not None else None
         self._context = zmq.Context()
@@ -114,6 +119,8 @@ class SchedulerService:
         if self._probes is not None:
             self._probes.close()
         self._metrics.close()
+        if self._recorder is not None:
+            self._recorder.close()
         if self._spans is not None:
             self._spans.close()
         self._context.destroy(linger=_LINGER_MS)
@@ -127,23 +134,25 @@ class SchedulerService:
             self._wake_at = None
         done: list[effects.Effect] = []
         for event in [*self._workers.receive(now), *self._workers.expire(now)]:
-            done += self._core.handle(event, now)
+            done += self._handle(event, now)
         # Before gateways are heard: one that greets in this wake is told of a worker that came in it.
         self._announce()
         for item in self._gateways.receive(now):
             if isinstance(item, OperatorCommand):
                 done += self._carry_out(item, now)
             else:
-                answer = self._core.handle(item, now)
+                answer = self._handle(item, now)
                 if self._spans is not None and isinstance(item, events.Submit):
                     self._spans.submitted(item.message, answer, now)
                 done += answer
         for event in self._gateways.expire(now):
-            done += self._core.handle(event, now)
-        done += self._core.handle(events.Tick(), now)
+            done += self._handle(event, now)
+        done += self._handle(events.Tick(), now)
         self._apply(done, now)
         self._announce()
         self._beat(now)
+        if self._recorder is not None:
+            self._recorder.turned(now)
         self.state.turned()
 
     def _apply(self, done: list[effects.Effect], now: int) -> None:
@@ -160,7 +169,7 @@ class SchedulerService:
                 case effects.SendPlan():
                     pass
         for event in lost:
-            self._apply(self._core.handle(event, now), now)
+            self._apply(self._handle(event, now), now)
 
     def _poll_timeout_ms(self) -> int:
         until = self._next_beat if self._wake_at is None else min(self._next_beat, self._wake_at)
@@ -182,10 +191,10 @@ class SchedulerService:
         message, done = command.message, list[effects.Effect]()
         match message:
             case front.DrainCommand():
-                done = self._core.handle(events.Drain(message.undrain, message.deadline_in_ns), now)
+                done = self._handle(events.Drain(message.undrain, message.deadline_in_ns), now)
                 self._log.info("drain_changed", draining=self._core.is_draining)
             case front.FlushPrefixCacheCommand():
-                done = self._core.handle(events.FlushPrefixCache(), now)
+                done = self._handle(events.FlushPrefixCache(), now)
             case front.ConfigQuery(query):
                 knobs = scheduling_knobs(self._core.state.config, self._core.limits())
                 reply = front.ConfigReply(query, FIRST_REVISION, knobs, now - self._started_ns)
@@ -200,7 +209,7 @@ class SchedulerService:
         timeout_ns = round(self._settings.scheduler.drain_timeout_s * _NS)
         load = self._core.load()
         self._log.info("scheduler_draining", running=load.running, waiting=load.waiting)
-        self._apply(self._core.handle(events.Drain(deadline_in_ns=timeout_ns), now), now)
+        self._apply(self._handle(events.Drain(deadline_in_ns=timeout_ns), now), now)
         self._announce()
         return timeout_ns + _DRAIN_GRACE_NS
 

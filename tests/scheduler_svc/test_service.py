@@ -4,6 +4,7 @@ import random
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,7 +17,9 @@ from chairlift.runtime import sockets
 from chairlift.runtime.settings import SchedulerSettings, Settings
 from scheduler_svc.config import scheduling_config
 from scheduler_svc.core.config import SchedulingConfig
+from scheduler_svc.core.frames import read_frames, read_header
 from scheduler_svc.service import SchedulerService
+from scheduler_svc.sim.replay import replay
 
 New = Callable[..., Any]
 
@@ -244,3 +247,27 @@ def test_an_endpoint_that_cannot_be_bound_is_a_clear_error(settings: Settings, s
     ipc = msgspec.structs.replace(settings.ipc, **{section: "ipc:///no/such/folder/x.sock"})
     with pytest.raises(sockets.EndpointError, match="no/such/folder"):
         SchedulerService(msgspec.structs.replace(settings, ipc=ipc))
+
+
+def test_what_is_recorded_replays_to_the_same_plans(
+    start: New, settings: Settings, new_gateway: New, new_worker: New, tmp_path: Path
+) -> None:
+    folder = tmp_path / "recordings"
+    recorded = msgspec.structs.replace(settings.scheduler, record=str(folder))
+    service, stop, thread = start(msgspec.structs.replace(settings, scheduler=recorded))
+    gateway, worker = new_gateway(), new_worker()
+    worker.greet()
+    gateway.greet()
+    gateway.submit(256, max_tokens=3)
+    for _ in range(3):
+        worker.step()
+    gateway.receive(front.Finished)
+    stop.request()
+    thread.join(20)
+    service.close()
+    (file,) = folder.iterdir()
+    assert (folder.stat().st_mode & 0o777, file.stat().st_mode & 0o777) == (0o700, 0o600)
+    with file.open("rb") as frames:
+        result = replay(read_header(frames), read_frames(frames))
+    assert result.difference is None
+    assert result.num_plans >= 3
