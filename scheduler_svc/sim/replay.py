@@ -33,20 +33,24 @@ class ReplayResult(msgspec.Struct, frozen=True):
     difference: Difference | None
 
 
+def make_core(header: Header, known: dict[HashKey, bytes]) -> Core:
+    """The core at the beginning of a recording; block hashes that it needs are taken from `known` at that time."""
+
+    def make_hashes(block_size: int) -> HashSource:
+        return TokenHashes(header.hash_key, block_size) if header.has_tokens else RecordedHashes(known, block_size)
+
+    if header.checkpoint:
+        return Core.restored(header.checkpoint, make_hashes)
+    return Core(header.config, header.hash_key, header.epoch, make_hashes)
+
+
 def replay(header: Header, frames: Iterator[Frame], check: Callable[[Core, int], None] | None = None) -> ReplayResult:
     """Replays up to the first difference. `check` is called after each event (`invariants.check`, for instance).
 
     Raises RecordError and CheckpointError for what is none.
     """
     known: dict[HashKey, bytes] = {}
-
-    def make_hashes(block_size: int) -> HashSource:
-        return TokenHashes(header.hash_key, block_size) if header.has_tokens else RecordedHashes(known, block_size)
-
-    if header.checkpoint:
-        core = Core.restored(header.checkpoint, make_hashes)
-    else:
-        core = Core(header.config, header.hash_key, header.epoch, make_hashes)
+    core = make_core(header, known)
     num_events = num_plans = 0
     for frame in frames:
         num_events += 1

@@ -5,7 +5,7 @@ is measured is the observer's.
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import msgspec
@@ -17,6 +17,7 @@ from scheduler_svc.core.config import SchedulingConfig
 from scheduler_svc.core.core import Core
 from scheduler_svc.core.cost_model import StepCosts, StepShape
 from scheduler_svc.core.effects import Effect, Emit, SendPlan, WakeAt
+from scheduler_svc.core.hash_source import HashSource
 from scheduler_svc.sim.counting_device import CountingDevice
 from scheduler_svc.sim.workload import Arrival, PromptMaker
 
@@ -88,8 +89,10 @@ class Simulator:
         hardware: SimulatedHardware,
         observer: Observer,
         seed: int = 0,
+        make_hashes: Callable[[int], HashSource] | None = None,
     ) -> None:
-        self.core = Core(config, b"simulated", _EPOCH)
+        """`make_hashes` gives prompts their prefixes where their tokens do not; see `what_if`."""
+        self.core = Core(config, b"simulated", _EPOCH, make_hashes)
         self._costs = hardware.costs
         self._observer = observer
         self._prompts = PromptMaker(seed)
@@ -133,6 +136,7 @@ class Simulator:
             digest=bytes(16),
             prompt=self._prompts.make(arrival),
             sampling=_SAMPLING,
+            n=arrival.num_choices,
             max_tokens=arrival.output_len,
             priority=arrival.priority,
             age_ns=self._now - _START_NS - arrival.at_ns,

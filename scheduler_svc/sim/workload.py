@@ -22,6 +22,7 @@ class Arrival(NamedTuple):
     priority: int = 0
     contents: tuple[int, ...] = ()
     """Equal ids at equal places are equal prompts; empty: like no other prompt."""
+    num_choices: int = 1
 
 
 class PromptMaker:
