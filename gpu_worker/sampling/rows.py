@@ -51,6 +51,16 @@ class DeviceColumns:
         return DeviceColumns(self.floats[rows], self.integers[rows])
 
 
+@dataclass(frozen=True, slots=True)
+class HostColumns:
+    """Parameters of chosen rows on the host."""
+
+    floats: npt.NDArray[np.float32]
+    """[rows, 6]."""
+    integers: npt.NDArray[np.int32]
+    """[rows, 4]."""
+
+
 class SamplingRows:
     """The table. Rows are set when a sequence boards; what they held before is forgotten then."""
 
@@ -96,6 +106,10 @@ class SamplingRows:
         self.end_ids[row] = _NO_TOKEN
         self.end_ids[row, : len(ends)] = ends
         self._set_bias(row, params.logit_bias)
+
+    def host_columns(self, rows: npt.NDArray[np.int64]) -> HostColumns:
+        """Parameters of `rows` ([n])."""
+        return HostColumns(self._floats[rows], self._integers[rows])
 
     def device_columns(self, rows: torch.Tensor) -> DeviceColumns:
         """Parameters of `rows` ([n] int64 on the device); the table goes up again only after a row was set."""

@@ -7,6 +7,7 @@ import numpy.typing as npt
 import torch
 
 from gpu_worker.sampling.choose import greedy_rows, sample_rows
+from gpu_worker.sampling.host import HostSampler
 from gpu_worker.sampling.logprobs import TokenLogprobs, logprob_tasks
 from gpu_worker.sampling.penalties import PenaltyCounters
 from gpu_worker.sampling.rows import Needs, SamplingRows
@@ -27,6 +28,7 @@ class Sampler:
     def __init__(self, rows: SamplingRows, counters: PenaltyCounters) -> None:
         self._rows = rows
         self._counters = counters
+        self._host: HostSampler | None = None
 
     def sample(self, logits: torch.Tensor, rows: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64]) -> Sampled:
         """Token ids for float32 logits [n, V] of `rows`; overwrites the logits and advances penalty counters.
@@ -92,10 +94,20 @@ class Sampler:
             if not wanted & Needs.RANDOM:
                 token_ids[where] = greedy_rows(group)
                 continue
-            params = self._rows.device_columns(self._upload(logits, rows[members]))
-            group_offsets = self._upload(logits, offsets[members].astype(np.int32))
-            token_ids[where] = sample_rows(group, params, group_offsets, filtered=bool(wanted & Needs.FILTER))
+            is_filtered = bool(wanted & Needs.FILTER)
+            token_ids[where] = self._sample_group(group, rows[members], offsets[members], filtered=is_filtered)
         return token_ids
+
+    def _sample_group(
+        self, logits: torch.Tensor, rows: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64], *, filtered: bool
+    ) -> torch.Tensor:
+        if logits.device.type != "cpu":
+            params = self._rows.device_columns(self._upload(logits, rows))
+            return sample_rows(logits, params, self._upload(logits, offsets.astype(np.int32)), filtered=filtered)
+        if self._host is None:
+            self._host = HostSampler(logits.shape[1])
+        sampled = self._host.sample(logits.numpy(), self._rows.host_columns(rows), offsets, filtered=filtered)
+        return torch.from_numpy(sampled)
 
     def _count(self, rows: npt.NDArray[np.int64], token_ids: torch.Tensor, needs: npt.NDArray[np.uint8]) -> None:
         counted = np.flatnonzero((needs & Needs.PENALTIES) != 0)
