@@ -4,7 +4,7 @@ The packaged library is taken where there is one, else one is compiled into the 
 """
 
 import ctypes
-from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
+from ctypes import POINTER, c_double, c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
 
 from gpu_worker.kernels.cpu.build import PACKAGED_FOLDER, BuildError, cached_library, library_name
@@ -154,6 +154,9 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "chairlift_quantise": (None, (_P, _I, _I, _P, _L, _I, _P, _P, _P)),
     "chairlift_linear": (None, (_P, POINTER(LinearWeights), POINTER(Inputs), _L, POINTER(Outputs))),
     "chairlift_prepare": (_I, ()),
+    "chairlift_greedy": (None, (_P, _P, _L, _L, _P)),
+    "chairlift_read_memory": (None, (_P, _P, _L)),
+    "chairlift_multiply_registers": (c_double, (_P, _I, _L)),
     "chairlift_decoder_create": (_P, (POINTER(DecoderShape), POINTER(DecoderArrays))),
     "chairlift_decoder_destroy": (None, (_P,)),
     "chairlift_decoder_forward": (_I, (_P, _P, POINTER(Step))),

@@ -69,6 +69,9 @@ CL_INLINE VF select_range(int lo, int hi, VF x, VF y) {
   const __mmask16 m = _mm512_cmpge_epi32_mask(i, set1_i(lo)) & _mm512_cmplt_epi32_mask(i, set1_i(hi));
   return _mm512_mask_blend_ps(m, y, x);
 }
+// A bit a lane: NaN, or equal.
+CL_INLINE unsigned nan_lanes(VF a) { return _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q); }
+CL_INLINE unsigned equal_lanes(VF a, VF b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }
 CL_INLINE float reduce_add(VF a) { return _mm512_reduce_add_ps(a); }
 CL_INLINE float reduce_max(VF a) { return _mm512_reduce_max_ps(a); }
 CL_INLINE VF load(const bf16* p) {
@@ -139,6 +142,8 @@ CL_INLINE VF select_range(int lo, int hi, VF x, VF y) {
   const VI m = _mm256_and_si256(_mm256_cmpgt_epi32(i, set1_i(lo - 1)), _mm256_cmpgt_epi32(set1_i(hi), i));
   return _mm256_blendv_ps(y, x, as_f(m));
 }
+CL_INLINE unsigned nan_lanes(VF a) { return unsigned(_mm256_movemask_ps(_mm256_cmp_ps(a, a, _CMP_UNORD_Q))); }
+CL_INLINE unsigned equal_lanes(VF a, VF b) { return unsigned(_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_EQ_OQ))); }
 CL_INLINE float reduce_add(VF a) {
   __m128 x = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
   x = _mm_add_ps(x, _mm_movehl_ps(x, x));
