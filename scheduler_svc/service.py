@@ -224,13 +224,13 @@ class SchedulerService:
 
     def _announce(self) -> None:
         """Tells gateways and probes when readiness, draining or the model has changed."""
-        self._gateways.update(self._facts())
         if self._core.is_draining:
             self.state.set_ready(False, "draining")
         elif self._core.is_ready:
             self.state.set_ready(True)
         else:
             self.state.set_ready(False, "no worker")
+        self._gateways.update(self._facts())
 
     def _facts(self) -> ReplicaFacts:
         core = self._core

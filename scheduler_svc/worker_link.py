@@ -38,6 +38,8 @@ class WorkerLink:
         self._timeout_ns = timeout_ns
         self._ranks: dict[int, Rank] = {}
         self._up: int | None = None
+        self._waiting: set[int] = set()
+        """Epochs that have been told of in the log while another holds their rank."""
         self.losses = 0
         """Groups lost since the start."""
         self._log = structlog.get_logger()
@@ -106,6 +108,12 @@ class WorkerLink:
         rank.last_seen, rank.busy_ns = now, beat.busy_ns
 
     def _greet(self, identity: bytes, hello: device.WorkerHello, now: int) -> list[events.Event]:
+        if self._is_held_by_another(hello, now):
+            # It is asked to greet again with each of its beats, and gets the place when the other is gone.
+            if hello.worker_epoch not in self._waiting:
+                self._waiting.add(hello.worker_epoch)
+                self._log.warning("worker_waits", rank=hello.rank, reason="another one lives on this rank")
+            return []
         refusal = self._refusal(hello)
         if refusal is not None:
             self._link.send(identity, refusal)
@@ -116,6 +124,7 @@ class WorkerLink:
         newer_life = any(rank.hello.worker_epoch != hello.worker_epoch for rank in others)
         if hello.rank in self._ranks or newer_life:
             lost = self._lose("greeted again")
+        self._waiting.discard(hello.worker_epoch)
         self._ranks[hello.rank] = Rank(identity, hello, now)
         greeting = device.SchedulerGreeting(PROTOCOL_MAJOR, PROTOCOL_MINOR, self._link.tags, self._epoch)
         self._link.send(identity, greeting)
@@ -125,6 +134,15 @@ class WorkerLink:
         geometry = hello.geometry
         self._log.info("worker_up", worker_epoch=self._up, ranks=hello.world_size, kv_blocks=geometry.num_blocks)
         return [*lost, events.WorkerUp(hello.worker_epoch, geometry)]
+
+    def _is_held_by_another(self, hello: device.WorkerHello, now: int) -> bool:
+        """Whether a living process has the rank: two that took it from each other would drop the KV cache each time."""
+        holder = self._ranks.get(hello.rank)
+        return (
+            holder is not None
+            and holder.hello.worker_epoch != hello.worker_epoch
+            and now - holder.last_seen <= self._timeout_ns
+        )
 
     def _refusal(self, hello: device.WorkerHello) -> HelloRefused | None:
         if not is_compatible(hello.major):

@@ -1,9 +1,12 @@
 """`Tokenize` and `Detokenize`: the served model's tokenizer, chat template included."""
 
+import asyncio
+
 from chairlift.v1 import inference_pb2 as pb
 from gateway.call import Call
 from gateway.methods.generate import encode_chat
 from gateway.methods.served_model import ServedModel
+from gateway.text.tokenizer import TextTokenizer
 from gateway.validation.prompt import check_chat, check_token_ids
 from gateway.validation.violations import Violations
 
@@ -31,8 +34,7 @@ class TokenizeMethod:
             case _:
                 violations.add("input", "one of text and messages must be set")
                 violations.raise_if_any()
-        pieces = self._model.text.tokenizer.piece
-        return pb.TokenizeResponse(token_ids=ids, pieces=[pieces(token_id) for token_id in ids])
+        return await asyncio.to_thread(_with_pieces, self._model.text.tokenizer, ids)
 
 
 class DetokenizeMethod:
@@ -49,4 +51,11 @@ class DetokenizeMethod:
         check_token_ids(request.token_ids, "token_ids", tokenizer.vocab_size, violations)
         violations.raise_if_any()
         skips = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
-        return pb.DetokenizeResponse(text=tokenizer.decode(request.token_ids, skip_special_tokens=skips))
+        # A request may hold two million ids: not on the loop that serves everyone.
+        text = await asyncio.to_thread(tokenizer.decode, request.token_ids, skip_special_tokens=skips)
+        return pb.DetokenizeResponse(text=text)
+
+
+def _with_pieces(tokenizer: TextTokenizer, ids: list[int]) -> pb.TokenizeResponse:
+    piece = tokenizer.piece
+    return pb.TokenizeResponse(token_ids=ids, pieces=[piece(token_id) for token_id in ids])

@@ -1,7 +1,8 @@
 """Text to token ids and back, for one model.
 
 Wraps a `tokenizers.Tokenizer` that a GGUF file or a Hugging Face folder gave. Encoding releases the GIL, so large texts
-may be encoded in threads.
+may be encoded in threads: `encode_batch` does, where `encode` holds it for the whole call (tokenizers 0.23), which for
+a megabyte is seconds in which nothing else of the process runs.
 """
 
 from collections.abc import Iterable, Sequence
@@ -40,11 +41,14 @@ class TextTokenizer:
         Whoever sends a raw prompt writes the model's format by hand, as in other servers' completion calls. Untrusted
         text belongs into chat messages.
         """
-        return self._tokenizer.encode(escape_literals(text), add_special_tokens=add_special_tokens).ids
+        return self._encode(escape_literals(text), add_special_tokens)
 
     def encode_rendered(self, sealed: str, *, add_special_tokens: bool = False) -> list[int]:
         """Ids of a rendered chat that `SpecialTextGuard.seal` has returned. Most templates write their own BOS."""
-        return self._tokenizer.encode(sealed, add_special_tokens=add_special_tokens).ids
+        return self._encode(sealed, add_special_tokens)
+
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        return self._tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         """Text of `ids`; ids that no token has add nothing, bytes that are no UTF-8 become U+FFFD."""

@@ -123,7 +123,7 @@ def test_package_imports_nothing_that_it_must_not(package: str) -> None:
     assert not wrong, "\n".join(wrong)
 
 
-KERNEL_BENCHMARKS = frozenset({"deploy.bench.gpu"})
+KERNEL_BENCHMARKS = frozenset({"deploy.bench.gpu", "deploy.bench.kernel_cases", "deploy.bench.kernels"})
 """The part of `deploy` that drives the worker's kernels; the rest imports it only inside functions."""
 
 

@@ -70,6 +70,11 @@ class Worker(Peer):
     def greet(self, major: int = PROTOCOL_MAJOR, geometry: device.Geometry = GEOMETRY) -> None:
         self.send(device.WorkerHello(major, PROTOCOL_MINOR, (), self.epoch, 0, 1, geometry))
 
+    def join(self) -> None:
+        """Greets and waits until it is taken in: what gateways send from then on finds a worker."""
+        self.greet()
+        self.receive(device.SchedulerGreeting)
+
     def step(self, token: int = 11) -> device.Plan:
         """Takes the next plan and answers it."""
         plan: device.Plan = self.receive(device.Plan)
@@ -87,7 +92,7 @@ class Worker(Peer):
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
     ipc = IpcSettings(run_dir=str(tmp_path / "run"), heartbeat_interval_s=0.1, heartbeat_timeout_s=30.0)
-    return Settings(ipc=ipc, scheduler=SchedulerSettings(metrics_listen="127.0.0.1:0", drain_timeout_s=5.0))
+    return Settings(ipc=ipc, scheduler=SchedulerSettings(metrics_listen="127.0.0.1:0", drain_timeout_s=1.0))
 
 
 @pytest.fixture

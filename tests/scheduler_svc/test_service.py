@@ -75,7 +75,7 @@ def test_a_silent_worker_is_lost_and_its_work_planned_anew(
     quick = msgspec.structs.replace(settings.ipc, heartbeat_timeout_s=1.0)
     start(msgspec.structs.replace(settings, ipc=quick))
     gateway, worker = new_gateway(), new_worker()
-    worker.greet()
+    worker.join()
     gateway.greet()
     gateway.submit(256)
     worker.step(token=21)
@@ -125,7 +125,7 @@ def test_malformed_frames_do_no_harm(start: New, new_gateway: New, new_worker: N
     """5,000 mutants of valid frames on both sockets; the stream beside them goes on."""
     start()
     gateway, worker = new_gateway(), new_worker()
-    worker.greet()
+    worker.join()
     gateway.greet()
     gateway.submit(256, max_tokens=2)
     bad_gateway, bad_worker = new_gateway(name="bad"), new_worker(epoch=9, name=b"worker-bad")
@@ -152,7 +152,7 @@ def test_a_gateway_that_greets_again_starts_anew(start: New, new_gateway: New, n
     """A reconnect may have lost messages: the old attachment ends, and a new one gets everything from the start."""
     start()
     gateway, worker = new_gateway(), new_worker()
-    worker.greet()
+    worker.join()
     gateway.greet()
     gateway.submit(256)
     worker.step(token=30)
@@ -170,7 +170,7 @@ def test_a_gateway_that_greets_again_starts_anew(start: New, new_gateway: New, n
 def test_drain_finishes_what_runs_and_refuses_what_comes(start: New, new_gateway: New, new_worker: New) -> None:
     _, stop, thread = start()
     gateway, worker = new_gateway(), new_worker()
-    worker.greet()
+    worker.join()
     gateway.greet()
     gateway.submit(256, max_tokens=3)
     worker.step()
@@ -190,7 +190,7 @@ def test_drain_finishes_what_runs_and_refuses_what_comes(start: New, new_gateway
 def test_operator_commands_are_answered_by_the_cores_counts(start: New, new_gateway: New, new_worker: New) -> None:
     start()
     gateway, worker = new_gateway(), new_worker()
-    worker.greet()
+    worker.join()
     gateway.greet()
     gateway.submit(256)
     worker.step()
@@ -256,7 +256,7 @@ def test_what_is_recorded_replays_to_the_same_plans(
     recorded = msgspec.structs.replace(settings.scheduler, record=str(folder))
     service, stop, thread = start(msgspec.structs.replace(settings, scheduler=recorded))
     gateway, worker = new_gateway(), new_worker()
-    worker.greet()
+    worker.join()
     gateway.greet()
     gateway.submit(256, max_tokens=3)
     for _ in range(3):
@@ -271,3 +271,21 @@ def test_what_is_recorded_replays_to_the_same_plans(
         result = replay(read_header(frames), read_frames(frames))
     assert result.difference is None
     assert result.num_plans >= 3
+
+
+def test_a_second_worker_waits_until_the_first_is_gone(
+    start: New, settings: Settings, new_gateway: New, new_worker: New
+) -> None:
+    """Two living workers on one endpoint took the place from each other for ever, and each time dropped the cache."""
+    quick = msgspec.structs.replace(settings.ipc, heartbeat_timeout_s=1.0)
+    start(msgspec.structs.replace(settings, ipc=quick))
+    gateway, worker, spare = new_gateway(), new_worker(), new_worker(epoch=8, name=b"spare")
+    worker.join()
+    spare.greet()
+    gateway.greet()
+    gateway.send(front.LoadQuery(1))
+    assert gateway.receive(front.LoadReply).load.worker_epoch == 7
+    while gateway.receive(front.ReplicaBeat).load.worker_epoch != 8:
+        gateway.send(front.GatewayBeat(gateway.epoch))
+        spare.greet()
+    assert isinstance(spare.receive(), device.SchedulerGreeting)

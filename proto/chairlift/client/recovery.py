@@ -30,6 +30,9 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
     initial_backoff_s: float = 0.2
     max_backoff_s: float = 5.0
     multiplier: float = 2.0
+    resume_for_s: float = 30.0
+    """How long a stream that broke after it was accepted is tried to be taken up again, without progress: longer than a
+    gateway's restart. Attempts are not counted meanwhile, unless `max_attempts` is 1."""
     wait_for_room: bool = False
     """Whether refusals for want of room (RESOURCE_EXHAUSTED with a retry time) are waited out, however many."""
 
@@ -58,6 +61,7 @@ class Recovery:
         self._deadline = deadline
         self._failures = 0
         self._tokens_at_failure = 0
+        self._broken_at: float | None = None
         self._broken_by: ChairliftError | None = None
 
     def remaining_s(self, now: float) -> float | None:
@@ -99,12 +103,14 @@ class Recovery:
         if error is not None and not _is_break(error):
             raise error
         if state.num_tokens > self._tokens_at_failure:
-            self._failures = 0
+            self._failures, self._broken_at = 0, None
+        if self._broken_at is None:
+            self._broken_at = now
         self._tokens_at_failure = state.num_tokens
         self._broken_by = error or StreamBrokenError("the stream ended before the request did")
         self._failures += 1
         pause = self._backoff_s(chance)
-        if self._must_give_up(now + pause):
+        if self._must_stay_broken(now + pause, self._broken_at):
             raise StreamBrokenError(self._broken_by.message) from self._broken_by
         return pause
 
@@ -112,6 +118,10 @@ class Recovery:
         policy = self._policy
         backoff = policy.initial_backoff_s * policy.multiplier ** min(60, max(0, self._failures - 1))
         return min(backoff, policy.max_backoff_s) * (0.5 + chance / 2)
+
+    def _must_stay_broken(self, next_call_at: float, broken_at: float) -> bool:
+        is_late = self._deadline is not None and next_call_at >= self._deadline
+        return is_late or self._policy.max_attempts <= 1 or next_call_at - broken_at > self._policy.resume_for_s
 
     def _must_give_up(self, next_call_at: float) -> bool:
         too_often = self._failures >= self._policy.max_attempts

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
+import msgspec
 import pytest
 from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2
@@ -184,10 +185,30 @@ async def test_resumptions_without_progress_are_bounded(server: Any) -> None:
         await context.abort(grpc.StatusCode.UNAVAILABLE, "connection reset")
 
     server.on_generate = server.on_resume = breaks
-    async with AsyncClient(server.target, retry=FAST) as client:
+    briefly = msgspec.structs.replace(FAST, resume_for_s=0.2)
+    async with AsyncClient(server.target, retry=briefly) as client:
         with pytest.raises(StreamBrokenError):
             await client.generate("x")
-    assert len(server.requests) == FAST.max_attempts
+    assert len(server.requests) > 1
+
+
+async def test_a_stream_outlives_more_failures_than_attempts(server: Any) -> None:
+    """A gateway's restart takes seconds: what bounds resumption is time, not the number of refused connections."""
+    failures = 2 * FAST.max_attempts
+
+    async def breaks(request: Any, context: Any) -> AsyncIterator[Any]:
+        yield server.accepted(request, resumed=True)
+        if len(server.requests) > failures:
+            yield server.delta(0, "x ")
+            yield server.finished(1)
+        else:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "connection reset")
+
+    server.on_generate = server.on_resume = breaks
+    async with AsyncClient(server.target, retry=FAST) as client:
+        completion = await client.generate("x")
+    assert completion.finish_reason is not None
+    assert len(server.requests) == failures + 1
 
 
 async def test_a_superseded_stream_is_not_taken_back(server: Any) -> None:
