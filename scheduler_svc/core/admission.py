@@ -189,6 +189,9 @@ def _refuse_for_time(state: SchedulerState, request: Request, message: front.Sub
     first = request.sequences[0]
     num_cached = len(prefix_use.find_blocks(state, first)) * state.hashes.block_size
     num_ahead = state.queue.num_ahead(first, now)
+    costs = state.cost_model.costs
+    if costs is not None:
+        request.prefill_ns = int((first.num_known - num_cached) * costs.prefill_token)
     foretold = prediction.foretell(state, num_ahead, first.num_known - num_cached, now)
     request.foretold = foretold
     objective = request.ttft_slo_ns or state.config.ttft_slo_ns

@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Iterable
 
 from chairlift.ipc.common import WaitReason
-from scheduler_svc.core import displacing, prefix_use, static_batch
+from scheduler_svc.core import displacing, prefix_use, static_batch, swapping
 from scheduler_svc.core.chunks import add_chunk, chunk_size
 from scheduler_svc.core.seats import take_seat
 from scheduler_svc.core.sequence import Sequence, SequenceState
@@ -31,14 +31,18 @@ class Refusal(enum.Enum):
 
 
 class _Prefix:
-    """What a boarding sequence need not compute: shared blocks, and one to copy where the last is partial."""
+    """What a boarding sequence need not compute: shared blocks, one to copy where the last is partial, or host blocks
+    behind the shared ones to copy back."""
 
-    __slots__ = ("blocks", "computed", "copied")
+    __slots__ = ("blocks", "computed", "copied", "num_swapped")
 
-    def __init__(self, blocks: "list[int] | array[int]", computed: int, copied: int | None = None) -> None:
+    def __init__(
+        self, blocks: "list[int] | array[int]", computed: int, copied: int | None = None, num_swapped: int = 0
+    ) -> None:
         self.blocks = blocks
         self.computed = computed
         self.copied = copied
+        self.num_swapped = num_swapped
 
 
 def board(state: SchedulerState, step: Step, budget: int, now: int) -> None:
@@ -53,11 +57,14 @@ def board(state: SchedulerState, step: Step, budget: int, now: int) -> None:
         reason = WaitReason.TOKEN_BUDGET
     elif state.config.batching == "static":
         reason = _board_from(state, step, static_batch.candidates(state, now), seats, budget, now)
-    elif seats <= 0 and not _displace_for_seat(state, step, now):
-        reason = WaitReason.SEATS
     else:
-        seats = state.max_num_seqs - len(state.batch.rows)
-        reason = _board_from(state, step, state.queue.candidates(now), seats, budget, now)
+        if seats == 0:
+            head = displacing.first_candidate(state, now)
+            budget += 0 if head is None else _displace(state, step, head, budget, now, needs_seat=True)
+            seats = state.max_num_seqs - len(state.batch.rows)
+        reason = WaitReason.SEATS
+        if seats > 0:
+            reason = _board_from(state, step, state.queue.candidates(now), seats, budget, now)
     state.clock.turn(reason, now)
 
 
@@ -68,14 +75,15 @@ def _board_from(
     num_passed_over = 0
     blocked = state.blocked
     for sequence in candidates:
-        if seats <= 0:
+        if seats == 0:
             return WaitReason.SEATS
         if budget <= 0:
             return WaitReason.TOKEN_BUDGET
         if num_passed_over == 0 and blocked.is_unchanged(state, sequence):
             return WaitReason.KV_BLOCKS
         boarded = try_board(state, step, sequence, budget, now)
-        if boarded is Refusal.NO_BLOCKS and num_passed_over == 0 and _displace_for_blocks(state, step, sequence, now):
+        if boarded is Refusal.NO_BLOCKS and num_passed_over == 0 and state.config.batching != "static":
+            budget += _displace(state, step, sequence, budget, now, needs_seat=False)
             boarded = try_board(state, step, sequence, budget, now)
         if isinstance(boarded, int):
             seats -= 1
@@ -103,23 +111,17 @@ def _board_suspects(state: SchedulerState, step: Step, budget: int, now: int) ->
                 budget -= boarded
 
 
-def _displace_for_seat(state: SchedulerState, step: Step, now: int) -> bool:
-    head = displacing.first_candidate(state, now)
-    if head is None or state.vain_search.is_same(state, head, now):
-        return False
+def _displace(state: SchedulerState, step: Step, head: Sequence, budget: int, now: int, *, needs_seat: bool) -> int:
+    """Lets riders of lower standing give way, if `head` can board in this plan then; returns the tokens they leave."""
+    is_elsewhere = state.batch.is_held(head, state.confirmed.step) or head.gave_way_step == step.number
+    if is_elsewhere or state.vain_search.is_same(state, head, now):
+        return 0
     prefix = _prefix(state, head, step)
-    missing = 0 if prefix is None else _num_missing(state, head, prefix)
-    return displacing.make_room(state, step, head, missing, now, needs_seat=True)
-
-
-def _displace_for_blocks(state: SchedulerState, step: Step, head: Sequence, now: int) -> bool:
-    if state.config.batching == "static" or state.vain_search.is_same(state, head, now):
-        return False
-    prefix = _prefix(state, head, step)
-    if prefix is None:
-        return False
-    missing = _num_missing(state, head, prefix)
-    return displacing.make_room(state, step, head, missing, now, needs_seat=False)
+    if prefix is None or chunk_size(state, head.num_known - prefix.computed, budget + 1) == 0:
+        return 0
+    num_decodes = state.batch.num_decodes
+    displacing.make_room(state, step, head, _num_missing(state, head, prefix), now, needs_seat=needs_seat)
+    return num_decodes - state.batch.num_decodes
 
 
 def try_board(state: SchedulerState, step: Step, sequence: Sequence, budget: int, now: int) -> int | Refusal:
@@ -140,7 +142,10 @@ def try_board(state: SchedulerState, step: Step, sequence: Sequence, budget: int
     blocks.extend(state.pool.take_many(state.num_blocks_for(sequence.num_known) - len(blocks)))
     if prefix.copied is not None:
         step.copies.extend((prefix.copied, blocks[len(prefix.blocks)]))
+    if prefix.num_swapped:
+        swapping.swap_in(sequence, step, blocks, len(prefix.blocks), prefix.num_swapped)
     take_seat(state, sequence, blocks, prefix.computed, step.number, now)
+    swapping.drop_copy(state, sequence, step)
     sequence.num_indexed = len(prefix.blocks)
     step.boarded.append(sequence)
     add_chunk(state, step, sequence, count)
@@ -159,7 +164,7 @@ def _headroom(state: SchedulerState, sequence: Sequence) -> int:
     num_running = len(state.batch.rows)
     if num_running == 0 or state.probation.is_on:
         return 0
-    if sequence.state is SequenceState.PREEMPTED:
+    if sequence.has_run:
         return max(state.watermark, num_running + 1)
     return state.watermark
 
@@ -168,6 +173,9 @@ def _prefix(state: SchedulerState, sequence: Sequence, step: Step) -> _Prefix | 
     """The longest prefix that it need not compute; None when a sibling is about to compute more of it."""
     found = prefix_use.find_blocks(state, sequence)
     prefix = _Prefix(found, len(found) * state.hashes.block_size)
+    if sequence.host_blocks is not None and sequence.swapped_tokens > prefix.computed:
+        num_swapped = len(sequence.host_blocks) - len(found)
+        return _Prefix(found, sequence.swapped_tokens, num_swapped=num_swapped)
     request = sequence.request
     shared = request.prompt_len - 1
     if len(request.sequences) == 1 or prefix.computed >= shared:

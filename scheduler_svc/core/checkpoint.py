@@ -22,6 +22,7 @@ from scheduler_svc.core import (
     cost_model,
     forecast,
     guard,
+    host_pool,
     ledger,
     probation,
     queue,
@@ -34,7 +35,7 @@ from scheduler_svc.core import (
     tenants,
     timers,
 )
-from scheduler_svc.core.policies import arrival, fair, fcfs, priority
+from scheduler_svc.core.policies import arrival, fair, fcfs, priority, slo
 
 _OBJECTS = (
     state.SchedulerState,
@@ -52,6 +53,8 @@ _OBJECTS = (
     cost_model.Window,
     forecast.Forecast,
     guard.GuardWatch,
+    host_pool.HostPool,
+    host_pool.SwapCost,
     ledger.ClockReading,
     ledger.Passes,
     ledger.WaitClock,
@@ -70,6 +73,7 @@ _OBJECTS = (
     fair.Fair,
     fcfs.Fcfs,
     priority.Priority,
+    slo.Slo,
 )
 _TUPLES = (
     cost_model.StepShape,

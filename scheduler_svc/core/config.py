@@ -12,8 +12,8 @@ Count = Annotated[int, Meta(ge=1)]
 CountOrZero = Annotated[int, Meta(ge=0)]
 
 Batching = Literal["continuous", "static"]
-PolicyName = Literal["fcfs", "priority", "fair"]
-PreemptionMode = Literal["recompute"]
+PolicyName = Literal["fcfs", "priority", "fair", "slo"]
+PreemptionMode = Literal["auto", "recompute", "swap"]
 
 _TENANT_VALUE = "(weight|max_num_seqs|max_num_queued_reqs|token_rate)=[1-9][0-9]{0,11}"
 TenantRule = Annotated[str, Meta(pattern=f"^[^:]+: *{_TENANT_VALUE}( *, *{_TENANT_VALUE})*$")]
@@ -56,7 +56,7 @@ class SchedulingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     """Prompt and output tokens a second, in the long run."""
     tenants: tuple[TenantRule, ...] = ()
     """Tenants with values of their own; see `tenants.parse_rule`."""
-    preemption: PreemptionMode = "recompute"
+    preemption: PreemptionMode = "auto"
     max_head_bypass_ns: CountOrZero = 1_000_000_000
     gateway_loss_grace_ns: CountOrZero = 60_000_000_000
     worker_restart_grace_ns: CountOrZero = 120_000_000_000

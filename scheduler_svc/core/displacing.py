@@ -14,23 +14,20 @@ from scheduler_svc.core.steps import Step
 
 def make_room(
     state: SchedulerState, step: Step, head: Sequence, num_blocks: int, now: int, *, needs_seat: bool
-) -> bool:
-    """Preempts for `head` until so many more blocks, and a seat, are free; False, and nobody preempted, if in vain."""
-    if state.vain_search.is_same(state, head, now):
-        return False
+) -> None:
+    """Preempts for `head` until so many more blocks, and a seat, are free; nobody if that cannot be."""
     running = [one for one in state.batch.rows.values() if one.last_step != step.number]
     victims: list[Sequence] = []
     while num_blocks > 0 or (needs_seat and not victims):
         victim = state.queue.displaced_by(head, running, now)
         if victim is None:
             state.vain_search.remember(state, head, now)
-            return False
+            return
         running.remove(victim)
         victims.append(victim)
         num_blocks -= sum(state.pool.count(block) == 1 for block in victim.blocks)
     for victim in victims:
         seats.preempt(state, victim, now)
-    return True
 
 
 def first_candidate(state: SchedulerState, now: int) -> Sequence | None:

@@ -9,7 +9,7 @@ from array import array
 import msgspec
 
 from chairlift.ipc.common import FinishReason, Reason, SamplingParams
-from scheduler_svc.core import emission
+from scheduler_svc.core import emission, swapping
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.seats import finish_wait, give_back, note_wait
 from scheduler_svc.core.sequence import Sequence, SequenceEnd, SequenceState
@@ -39,8 +39,9 @@ def end_sequence(
     match sequence.state:
         case SequenceState.RUNNING:
             give_back(state, sequence)
-        case SequenceState.WAITING | SequenceState.PREEMPTED:
+        case SequenceState.WAITING | SequenceState.PREEMPTED | SequenceState.SWAPPED:
             state.queue.remove(sequence, now)
+            swapping.drop_copy(state, sequence)
     emission.stop_sending(state, sequence)
     sequence.move(SequenceState.ENDED)
     if sequence.confirmed_at is not None:

@@ -41,6 +41,10 @@ def _check_blocks(state: SchedulerState, sequences: list[Sequence]) -> None:
     """Blocks free, used and cached make up the total, and each count is right."""
     users = Counter(block for one in sequences for block in one.blocks)
     state.pool.check(dict(users))
+    host = Counter(block for one in sequences for block in one.host_blocks or ())
+    assert all(count == 1 for count in host.values()), "a host block holds two sequences"
+    assert sum(host.values()) + state.host_pool.num_free == state.host_pool.num_blocks, "host blocks are lost"
+    assert all((one.host_blocks is not None) == (one.state is SequenceState.SWAPPED) for one in sequences)
     pool = state.pool
     assert pool.num_blank + pool.num_cached + pool.num_used == pool.num_blocks
 
@@ -73,7 +77,7 @@ def _check_queue(state: SchedulerState, sequences: list[Sequence]) -> None:
     assert len(queued) == len(waiting) == len(state.queue)
     assert {id(one) for one in queued} == {id(one) for one in waiting}
     assert state.queue.num_tokens == sum(one.request.queue_cost(one) for one in waiting)
-    assert state.queue.num_preempted == sum(one.state is SequenceState.PREEMPTED for one in waiting)
+    assert state.queue.num_preempted == sum(one.has_run for one in waiting)
     assert state.num_queued_requests == sum(one.first_boarded_ns is None for one in state.requests.values())
 
 

@@ -18,16 +18,19 @@ def make_plan(state: SchedulerState, now: int) -> device.Plan | None:
     """The next plan, which is then in flight; None when there is nothing to compute."""
     worker = state.worker
     assert worker is not None
-    step = Step(state.batch.planned + 1, worker.snapshot_needed, now)
+    state.draft = step = Step(state.batch.planned + 1, worker.snapshot_needed, now)
     while True:
         _fill(state, step, now)
         if state.batch.num_decodes or step.chunks:
             break
         if not state.probation.is_on:
+            assert not step.swap_out, "who gives way does so for somebody who runs"
+            state.draft = None
             return None
         # The suspects under test cannot board for want of memory: nobody may stand still for that.
         state.probation.skip_group()
     plan = _seal(state, step, worker.epoch)
+    state.draft = None
     worker.snapshot_needed = False
     return plan
 
@@ -135,6 +138,7 @@ def _seal(state: SchedulerState, step: Step, worker_epoch: int) -> device.Plan:
     plan = step.message(worker_epoch, batch.take_left(), decode, batch.rows.values())
     batch.plan_sealed(step.number)
     step.shape = _shape(state, step)
+    state.host_pool.release(step.released_host_blocks)
     state.in_flight.append(step)
     for sequence in step.samplers:
         if sequence.ending_step:

@@ -12,6 +12,7 @@ from scheduler_svc.core.state import SchedulerState
 _NEAREST_FIRST = (
     SequenceState.RUNNING,
     SequenceState.FINISHING,
+    SequenceState.SWAPPED,
     SequenceState.PREEMPTED,
     SequenceState.WAITING,
 )
@@ -61,7 +62,7 @@ def _account(state: SchedulerState, request: Request, query: int, now: int) -> f
         iterations=max(one.num_rode for one in request.sequences),
         prefill_chunks=sum(one.num_chunks for one in request.sequences),
         preemptions=sum(one.preemptions for one in request.sequences),
-        swaps=0,
+        swaps=sum(one.num_swaps for one in request.sequences),
         cached_tokens=request.cached_tokens,
         prompt_tokens=request.prompt_len,
         output_tokens=outputs,

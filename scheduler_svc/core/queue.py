@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from chairlift.ipc.common import WaitReason
 from scheduler_svc.core.policies.arrival import ArrivalOrder, by_arrival
 from scheduler_svc.core.policies.policy import Policy
-from scheduler_svc.core.sequence import Sequence, SequenceState
+from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.core.tenants import Tenant
 
 
@@ -42,7 +42,7 @@ class Queue:
     def add(self, sequence: Sequence, now: int) -> None:
         """A sequence waits from now on."""
         self.num_tokens += sequence.request.queue_cost(sequence)
-        self.num_preempted += sequence.state is SequenceState.PREEMPTED
+        self.num_preempted += sequence.has_run
         tenant = sequence.request.tenant
         free = tenant.num_free_offers()
         if free is None or free > 0:
@@ -59,7 +59,7 @@ class Queue:
     def remove(self, sequence: Sequence, now: int) -> None:
         """It boards, or has ended; call before its state changes. Raises KeyError when it does not wait."""
         self.num_tokens -= sequence.request.queue_cost(sequence)
-        self.num_preempted -= sequence.state is SequenceState.PREEMPTED
+        self.num_preempted -= sequence.has_run
         tenant = sequence.request.tenant
         parked = self._parked.get(tenant.name)
         if parked is not None and sequence in parked:

@@ -7,11 +7,12 @@ are no longer findable, sequences that boarded in a void step wait again at thei
 from chairlift.ipc import device
 from chairlift.ipc.common import FinishReason, Reason, WaitReason
 from chairlift.ipc.tokens import ColumnError, unpack_u32
-from scheduler_svc.core import admission, ends, seats
+from scheduler_svc.core import admission, ends, seats, swapping
 from scheduler_svc.core.batch import Batch
 from scheduler_svc.core.blocks import BlockPool
 from scheduler_svc.core.emission import stop_sending
 from scheduler_svc.core.ends import Cause
+from scheduler_svc.core.host_pool import HostPool, SwapCost
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.state import SchedulerState, Worker
 from scheduler_svc.core.steps import Step
@@ -83,6 +84,7 @@ def _void(state: SchedulerState, now: int) -> None:
             sequence.scheduled = sequence.computed
             sequence.num_indexed = min(sequence.num_indexed, sequence.computed // state.hashes.block_size)
     _call_back_finishing(state, steps, WaitReason.PREEMPTED, now)
+    swapping.drop_copies(state, since=first)
     batch.void()
     state.blocked.clear()
     if state.worker is not None:
@@ -117,8 +119,10 @@ def worker_lost(state: SchedulerState, worker_epoch: int, now: int) -> None:
     for sequence in list(state.batch.rows.values()):
         seats.send_back(state, sequence, WaitReason.WORKER_LOST, now)
     _call_back_finishing(state, steps, WaitReason.WORKER_LOST, now)
+    swapping.drop_copies(state, since=0)
     state.batch.void()
     state.pool = BlockPool(0)
+    state.host_pool = HostPool(0)
     state.probation.clear()
     state.blocked.clear()
     worker.is_up = False
@@ -142,6 +146,8 @@ def worker_up(state: SchedulerState, worker_epoch: int, geometry: device.Geometr
                 sequence.tail_hashes = b""
     state.worker = Worker(worker_epoch, geometry)
     state.pool = BlockPool(geometry.num_blocks)
+    state.host_pool = HostPool(geometry.num_host_blocks)
+    state.swap_cost = SwapCost(geometry.kv_bytes_per_token * geometry.block_size)
     state.batch = Batch(geometry.max_num_seqs, state.batch.planned)
     state.clock.turn(WaitReason.TOKEN_BUDGET, now)
     for request in list(state.requests.values()):

@@ -46,6 +46,7 @@ class Request:
         "num_unended",
         "number",
         "output_limit",
+        "prefill_ns",
         "prefix_root",
         "priority",
         "prompt",
@@ -74,6 +75,8 @@ class Request:
         self.prompt_len = len(submit.prompt) // 4
         self.sampling: SamplingParams = submit.sampling
         self.priority = submit.priority
+        self.prefill_ns = 0
+        """What computing its prompt takes, as far as that was known when it came."""
         self.rank: int | None = None
         """Its standing under `priority`, where that is no longer its priority."""
         self.gateway_state = submit.gateway_state

@@ -46,7 +46,11 @@ def step_done(state: SchedulerState, message: device.StepDone, now: int) -> None
     if state.guard_watch is not None:
         state.guard_watch.note_step(now - state.last_result_ns, step.num_decodes)
     state.last_result_ns = now
-    state.cost_model.observe(step.shape, message.device_ns + message.host_ns)
+    took_ns = message.device_ns + message.host_ns
+    if step.num_swapped:
+        state.swap_cost.observe(state.cost_model.costs, step.shape, step.num_swapped, took_ns)
+    else:
+        state.cost_model.observe(step.shape, took_ns)
     state.probation.passed()
 
 

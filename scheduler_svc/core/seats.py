@@ -7,7 +7,7 @@ plans in order, so what step N still uses may be given away from the next plan m
 from array import array
 
 from chairlift.ipc.common import WaitReason
-from scheduler_svc.core import prefix_use
+from scheduler_svc.core import prefix_use, swapping
 from scheduler_svc.core.ledger import Passed
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.sequence import Sequence, SequenceState
@@ -71,12 +71,18 @@ def retire(state: SchedulerState, sequence: Sequence, now: int) -> None:
     state.queue.offer_parked(sequence.request.tenant, now)
 
 
-def send_back(state: SchedulerState, sequence: Sequence, reason: WaitReason, now: int) -> None:
-    """A running or finishing sequence waits again, at its original place, to be recomputed."""
+def send_back(
+    state: SchedulerState,
+    sequence: Sequence,
+    reason: WaitReason,
+    now: int,
+    to: SequenceState = SequenceState.PREEMPTED,
+) -> None:
+    """A running or finishing sequence waits again, at its original place."""
     state.settle(sequence)
     if sequence.row is not None:
         give_back(state, sequence)
-    sequence.move(SequenceState.PREEMPTED)
+    sequence.move(to)
     state.queue.add(sequence, now)
     state.queue.offer_parked(sequence.request.tenant, now)
     note_wait(state, sequence.request, now, reason)
@@ -102,13 +108,17 @@ def passed(state: SchedulerState, request: Request, now: int) -> Passed | None:
 
 
 def preempt(state: SchedulerState, sequence: Sequence, now: int) -> None:
-    """Memory is short: the sequence gives way and will be recomputed."""
+    """Memory is short: the sequence gives way; what it has computed is copied to the host, or computed again."""
     sequence.preemptions += 1
     sequence.gave_way_step = state.batch.planned + 1
     state.counters.preemptions += 1
     if state.guard_watch is not None:
         state.guard_watch.note_preemption()
-    send_back(state, sequence, WaitReason.PREEMPTED, now)
+    state.settle(sequence)
+    is_swapped = swapping.swap_out(state, sequence)
+    send_back(
+        state, sequence, WaitReason.PREEMPTED, now, SequenceState.SWAPPED if is_swapped else SequenceState.PREEMPTED
+    )
 
 
 def obtain_block(state: SchedulerState, sequence: Sequence, now: int) -> int | None:

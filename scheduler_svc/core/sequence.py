@@ -33,18 +33,23 @@ class SequenceState(enum.IntEnum):
     PREEMPTED = 4
     """Had a seat and waits for another: memory was short, or the worker was lost, or its step failed."""
     ENDED = 5
+    SWAPPED = 6
+    """As PREEMPTED, but what it has computed lies in host blocks and is copied back."""
 
 
 _S = SequenceState
 TRANSITIONS: dict[SequenceState, frozenset[SequenceState]] = {
     _S.WAITING: frozenset({_S.RUNNING, _S.ENDED}),
-    _S.RUNNING: frozenset({_S.FINISHING, _S.PREEMPTED, _S.ENDED}),
+    _S.RUNNING: frozenset({_S.FINISHING, _S.PREEMPTED, _S.SWAPPED, _S.ENDED}),
     _S.FINISHING: frozenset({_S.PREEMPTED, _S.ENDED}),
     _S.PREEMPTED: frozenset({_S.RUNNING, _S.ENDED}),
+    _S.SWAPPED: frozenset({_S.RUNNING, _S.PREEMPTED, _S.ENDED}),
     _S.ENDED: frozenset(),
 }
-"""Every move that exists. FINISHING goes back to PREEMPTED when the step with its last token fails or is lost."""
+"""Every move that exists. FINISHING goes back to PREEMPTED when the step with its last token fails or is lost, SWAPPED
+does when its host copy is."""
 
+_WAITING = frozenset({_S.WAITING, _S.PREEMPTED, _S.SWAPPED})
 _HISTORY = 8
 
 
@@ -81,10 +86,12 @@ class Sequence:
         "first_token_ns",
         "gave_way_step",
         "history",
+        "host_blocks",
         "last_step",
         "num_chunks",
         "num_indexed",
         "num_rode",
+        "num_swaps",
         "output_logprobs",
         "outputs",
         "pending_input",
@@ -95,6 +102,8 @@ class Sequence:
         "scheduled",
         "settled_step",
         "state",
+        "swapped_step",
+        "swapped_tokens",
         "tail_hashes",
     )
 
@@ -112,6 +121,12 @@ class Sequence:
         self.blocks: array[int] = array("I")
         self.tail_hashes = b""
         """Hashes of full blocks beyond the prompt's own full blocks."""
+        self.host_blocks: array[int] | None = None
+        """While SWAPPED: where its blocks lie, in order."""
+        self.swapped_tokens = 0
+        """Of which so many tokens are computed."""
+        self.swapped_step = 0
+        """The step whose plan copied them there."""
         self.num_indexed = 0
         """Leading blocks that were offered to the prefix index since boarding."""
         self.pending_input = 0
@@ -142,6 +157,8 @@ class Sequence:
         """Index in its gateway's column."""
         # account
         self.preemptions = 0
+        self.num_swaps = 0
+        """Preemptions that kept what was computed."""
         self.num_chunks = 0
         """Completed steps in which it rode outside the decode column."""
         self.num_rode = 0
@@ -150,7 +167,12 @@ class Sequence:
     @property
     def is_waiting(self) -> bool:
         """Whether it is in the queue."""
-        return self.state is SequenceState.WAITING or self.state is SequenceState.PREEMPTED
+        return self.state in _WAITING
+
+    @property
+    def has_run(self) -> bool:
+        """Whether it waits for another seat."""
+        return self.state is SequenceState.PREEMPTED or self.state is SequenceState.SWAPPED
 
     @property
     def is_finishing(self) -> bool:

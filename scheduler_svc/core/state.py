@@ -17,6 +17,7 @@ from scheduler_svc.core.effects import Effect, Emit
 from scheduler_svc.core.forecast import Forecast
 from scheduler_svc.core.guard import GuardWatch
 from scheduler_svc.core.hash_source import HashSource
+from scheduler_svc.core.host_pool import HostPool, SwapCost
 from scheduler_svc.core.ledger import Passes, WaitClock
 from scheduler_svc.core.policies.catalogue import make_policy
 from scheduler_svc.core.probation import Probation
@@ -120,6 +121,10 @@ class SchedulerState:
         # the device
         self.worker: Worker | None = None
         self.pool = BlockPool(0)
+        self.host_pool = HostPool(0)
+        self.swap_cost = SwapCost(0)
+        self.draft: Step | None = None
+        """The plan that is being made."""
         self.make_hashes = make_hashes
         self.hashes = make_hashes(1)
         self.batch = Batch(0)

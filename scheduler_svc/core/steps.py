@@ -42,8 +42,11 @@ class Step:
         "num_decodes",
         "number",
         "planned_ns",
+        "released_host_blocks",
         "samplers",
         "shape",
+        "swap_in",
+        "swap_out",
         "transition",
     )
 
@@ -54,6 +57,10 @@ class Step:
         self.boarded: list[Sequence] = []
         self.appended: list[tuple[Sequence, int]] = []
         self.copies: array[int] = array("I")
+        self.swap_out: array[int] = array("I")
+        self.swap_in: array[int] = array("I")
+        self.released_host_blocks: list[int] = []
+        """Read by this plan's swap-ins; its swap-outs run before them, so that only the next plan may write to them."""
         self.chunks: list[Chunk] = []
         self.num_decodes = 0
         self.shape = StepShape(0, 0, 0)
@@ -72,6 +79,11 @@ class Step:
     def is_empty(self) -> bool:
         """Whether nothing would be computed."""
         return self.num_decodes == 0 and not self.chunks
+
+    @property
+    def num_swapped(self) -> int:
+        """Blocks that are copied to or from the host."""
+        return (len(self.swap_out) + len(self.swap_in)) // 2
 
     @property
     def num_sampled(self) -> int:
@@ -93,7 +105,9 @@ class Step:
             left=left,
             boarded=tuple(map(_boarded_row, boarded)),
             appended=appended,
+            swap_out=pack_u32(self.swap_out) if self.swap_out else b"",
             copies=pack_u32(self.copies) if self.copies else b"",
+            swap_in=pack_u32(self.swap_in) if self.swap_in else b"",
             decode=decode,
             chunks=pack_u32([item for chunk in self.chunks for item in chunk[1:]]) if self.chunks else b"",
         )

@@ -92,6 +92,7 @@ class PagedDevice:
         self.num_executed = 0
         self._rows: dict[int, _Row] = {}
         self._kv: list[list[bytes | None]] = [[None] * geometry.block_size for _ in range(geometry.num_blocks)]
+        self._host: list[list[bytes | None]] = [[None] * geometry.block_size for _ in range(geometry.num_host_blocks)]
         self._expected: int | None = None
         self._refused: int | None = None
 
@@ -159,10 +160,18 @@ class PagedDevice:
         return work
 
     def _copy(self, plan: device.Plan) -> None:
-        pairs = unpack_u32(plan.copies)
-        for source, target in zip(pairs[::2], pairs[1::2], strict=True):
-            _require(source != target, "a block is copied onto itself")
-            self._kv[target] = list(self._kv[source])
+        """Swap-outs, then copies, then swap-ins."""
+        moves = (
+            (self._kv, plan.swap_out, self._host),
+            (self._kv, plan.copies, self._kv),
+            (self._host, plan.swap_in, self._kv),
+        )
+        for sources, packed, targets in moves:
+            pairs = unpack_u32(packed)
+            _require(len(set(pairs[1::2])) == len(pairs) // 2, "two blocks are copied to one place")
+            for source, target in zip(pairs[::2], pairs[1::2], strict=True):
+                _require(sources is not targets or source != target, "a block is copied onto itself")
+                targets[target] = list(sources[source])
 
     def _check_writes(self, work: list[tuple[int, int]]) -> None:
         """A block has one writer; others hold it only to read, at the same positions, what is being written."""

@@ -37,6 +37,8 @@ class SimulatedHardware(msgspec.Struct, frozen=True, kw_only=True):
     max_num_batched_tokens: int = 8192
     max_model_len: int = 32_768
     num_host_blocks: int = 0
+    swap_block_ns: int = 200_000
+    """To copy one block to or from the host."""
 
     def geometry(self) -> device.Geometry:
         """As a worker would announce it. Every 32-bit number but the last is a token."""
@@ -94,6 +96,7 @@ class Simulator:
         """`make_hashes` gives prompts their prefixes where their tokens do not; see `what_if`."""
         self.core = Core(config, b"simulated", _EPOCH, make_hashes)
         self._costs = hardware.costs
+        self._swap_block_ns = hardware.swap_block_ns
         self._observer = observer
         self._prompts = PromptMaker(seed)
         self._device = CountingDevice(_EPOCH)
@@ -146,7 +149,9 @@ class Simulator:
     def _start_step(self) -> None:
         if self._running is None and self._plans:
             plan, shape = self._plans.popleft()
-            self._running = _Running(plan, shape, self._now, self._now + self._step_ns(shape))
+            num_swapped = (len(plan.swap_out) + len(plan.swap_in)) // 8
+            took = self._step_ns(shape) + num_swapped * self._swap_block_ns
+            self._running = _Running(plan, shape, self._now, self._now + took)
 
     def _step_ns(self, shape: StepShape) -> int:
         """How long the device takes."""

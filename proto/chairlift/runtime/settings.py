@@ -174,11 +174,14 @@ class SchedulerSettings(_Section, frozen=True):
         Milliseconds | None, Meta(description="Longest wait where a request says nothing; default: no bound.")
     ] = None
     policy: Annotated[
-        Literal["fcfs", "priority", "fair"],
-        Meta(description="Order of waiting requests: by arrival, by priority with ageing, or fair between tenants."),
+        Literal["fcfs", "priority", "fair", "slo"],
+        Meta(
+            description="Order of waiting requests: by arrival, by priority with ageing, fair between tenants, or by "
+            "who is nearest to missing its objective."
+        ),
     ] = "fcfs"
     max_priority_wait_s: Annotated[
-        SecondsOrZero, Meta(description="priority: who has waited so long goes before everyone of any priority.")
+        SecondsOrZero, Meta(description="priority and slo: who has waited so long goes before everyone.")
     ] = 30.0
     fair_input_cost: Annotated[Count, Meta(description="fair: what a computed prompt token counts.")] = 1
     fair_output_cost: Annotated[Count, Meta(description="fair: what an output token counts.")] = 2
@@ -196,9 +199,13 @@ class SchedulerSettings(_Section, frozen=True):
             "max_num_queued_reqs=100, token_rate=5000'; any of the four, weight is its share under fair."
         ),
     ] = ()
-    preemption: Annotated[Literal["recompute"], Meta(description="What becomes of a preempted sequence's KV.")] = (
-        "recompute"
-    )
+    preemption: Annotated[
+        Literal["auto", "recompute", "swap"],
+        Meta(
+            description="What becomes of a preempted sequence's KV: computed again, copied to the host (where the "
+            "worker has room there), or what is cheaper."
+        ),
+    ] = "auto"
     max_head_bypass_ms: Annotated[
         SecondsOrZero, Meta(description="How long smaller requests may pass one that does not fit.")
     ] = 1000.0

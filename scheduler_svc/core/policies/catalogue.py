@@ -6,6 +6,7 @@ from scheduler_svc.core.policies.fair import Fair
 from scheduler_svc.core.policies.fcfs import Fcfs
 from scheduler_svc.core.policies.policy import Policy
 from scheduler_svc.core.policies.priority import Priority
+from scheduler_svc.core.policies.slo import Slo
 
 
 def make_policy(config: SchedulingConfig, confirmed: Confirmed) -> Policy:
@@ -17,3 +18,5 @@ def make_policy(config: SchedulingConfig, confirmed: Confirmed) -> Policy:
             return Priority(config.max_priority_wait_ns)
         case "fair":
             return Fair(config.fair_input_cost, config.fair_output_cost, confirmed)
+        case "slo":
+            return Slo(config.ttft_slo_ns, config.max_priority_wait_ns)

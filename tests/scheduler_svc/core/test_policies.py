@@ -29,7 +29,15 @@ MS = 1_000_000
 
 
 def waiting(number: int, arrival_ns: int, tenant: Tenant, priority: int = 0, prompt_len: int = 10) -> Sequence:
-    submit = front.Submit(256 * number, tenant.name, f"r{number}", bytes(16), bytes(4 * prompt_len), priority=priority)
+    submit = front.Submit(
+        256 * number,
+        tenant.name,
+        f"r{number}",
+        bytes(16),
+        bytes(4 * prompt_len),
+        priority=priority,
+        ttft_slo_ns=70 + 25 * priority if priority else None,
+    )
     request = Request(number, RequestKey(tenant.name, f"r{number}"), tenant, submit, arrival_ns)
     request.add_choices(1, ())
     return request.sequences[0]
@@ -52,6 +60,19 @@ def first_by_priority(queue: list[Sequence], now: int) -> Sequence:
         return min(aged, key=by_arrival)
     top = max(one.request.priority for one in queue)
     return min((one for one in queue if one.request.priority == top), key=by_arrival)
+
+
+def first_by_slack(queue: list[Sequence], now: int) -> Sequence:
+    aged = [one for one in queue if now - one.request.arrival_ns >= 90]
+    if aged:
+        return min(aged, key=by_arrival)
+
+    def due(one: Sequence) -> tuple[int, int, tuple[int, int, int]]:
+        objective = one.request.ttft_slo_ns
+        return (one.request.arrival_ns + (objective or 10**10), 10**9, by_arrival(one))
+
+    on_time = [one for one in queue if due(one)[0] >= now]
+    return min(on_time or queue, key=due)
 
 
 OPERATIONS = st.lists(
@@ -305,6 +326,37 @@ def test_explain_says_that_a_tenant_waited_for_its_fair_share(make_world: "Calla
     world.run()
     waits = {WaitReason(reason) for reason, _ in world.explain("r6").waits}
     assert waits == {WaitReason.SEATS, WaitReason.FAIR_SHARE}
+
+
+# ---- slo ----
+
+
+def test_the_tightest_objective_boards_first(make_world: "Callable[..., World]") -> None:
+    world = make_world(policy="slo", max_num_seqs=1)
+    world.submit([1], max_tokens=10)
+    world.tick()
+    loose = world.submit([2], max_tokens=3, ttft_slo_ns=500 * MS)
+    none = world.submit([3], max_tokens=3)
+    tight = world.submit([4], max_tokens=3, ttft_slo_ns=100 * MS)
+    world.run()
+    times = [stream.finished[0].queue_ns for stream in (tight, loose, none)]
+    assert times == sorted(times)
+
+
+def test_those_that_missed_their_objective_do_not_make_the_others_miss_theirs(
+    make_world: "Callable[..., World]",
+) -> None:
+    world = make_world(policy="slo", max_num_seqs=1)
+    world.submit([1], max_tokens=30)
+    world.tick()
+    hopeless = [world.submit([10 + i], max_tokens=20, ttft_slo_ns=5 * MS) for i in range(5)]
+    for _ in range(20):
+        world.step()
+    fresh = world.submit([2], max_tokens=3, ttft_slo_ns=60 * MS)
+    world.run()
+    assert fresh.finished[0].ttft_ns is not None
+    assert fresh.finished[0].ttft_ns <= 60 * MS
+    assert all(stream.is_over for stream in hopeless)
 
 
 # ---- limits of tenants ----

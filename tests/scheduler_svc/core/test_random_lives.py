@@ -53,7 +53,8 @@ class Lives(RuleBasedStateMachine):
         chunked=st.booleans(),
         seats=st.integers(1, 6),
         static=st.sampled_from([False, False, True]),
-        policy=st.sampled_from(["fcfs", "priority", "fair"]),
+        policy=st.sampled_from(["fcfs", "priority", "fair", "slo"]),
+        host_blocks=st.sampled_from([0, 6, 40]),
         tenant_seats=st.sampled_from([None, None, 1, 2]),
     )
     def begin(
@@ -65,10 +66,17 @@ class Lives(RuleBasedStateMachine):
         seats: int,
         static: bool,
         policy: str,
+        host_blocks: int,
         tenant_seats: int | None,
     ) -> None:
         self.world = self.make_world(
-            geometry_changes={"num_blocks": num_blocks, "max_model_len": 48, "max_num_seqs": 6},
+            geometry_changes={
+                "num_blocks": num_blocks,
+                "max_model_len": 48,
+                "max_num_seqs": 6,
+                "num_host_blocks": host_blocks,
+            },
+            preemption="swap",
             overlap=overlap,
             enable_prefix_caching=caching,
             enable_chunked_prefill=chunked,
@@ -111,6 +119,7 @@ class Lives(RuleBasedStateMachine):
                 "queue_timeout_in_ns": st.integers(1, 20).map(lambda ms: ms * MS),
                 "detach_grace_ns": st.sampled_from([0, 5 * MS, 900 * MS]),
                 "age_ns": st.integers(0, 10).map(lambda ms: ms * MS),
+                "ttft_slo_ns": st.integers(1, 30).map(lambda ms: ms * MS),
             },
         ),
         is_poisoned=st.sampled_from([False] * 9 + [True]),
@@ -287,7 +296,8 @@ class Lives(RuleBasedStateMachine):
                 "watermark_ppm": st.sampled_from([0, 100_000]),
                 "max_head_bypass_ns": st.sampled_from([0, 5 * MS]),
                 "batching": st.sampled_from(["static", "continuous"]),
-                "policy": st.sampled_from(["fcfs", "priority", "fair"]),
+                "policy": st.sampled_from(["fcfs", "priority", "fair", "slo"]),
+                "preemption": st.sampled_from(["auto", "swap", "recompute"]),
                 "tenant_max_num_seqs": st.sampled_from([None, 1]),
             },
         )

@@ -23,7 +23,7 @@ GEOMETRY = device.Geometry("m", "f", 1000, 512, (2,), 16, 400, 0, 8, 256, 4, "fl
 
 
 def record(num_requests: int) -> bytes:
-    """One tenant floods, another asks now and then; prompts share a system prompt; a step takes 2 ms + 20 µs a token."""
+    """One tenant floods, another asks now and then; prompts share a beginning; a step takes 2 ms + 20 µs a token."""
     frames: list[bytes] = []
     recorded = RecordedCore(SchedulingConfig(), b"key", 1, frames.append, name_key=b"names")
     frames.append(recorded.header("test"))
