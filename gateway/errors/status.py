@@ -91,12 +91,15 @@ def _kind_details(error: ApiError, rule: StatusRule) -> list[Message]:
 
 
 def _encode(code: grpc.StatusCode, message: str, details: list[Message]) -> bytes:
-    """google.rpc.Status within the bound: ErrorInfo always goes, the rest as far as there is room."""
+    """google.rpc.Status within the bound: ErrorInfo always goes, with the limits that fit; the rest as room is."""
     status = status_pb2.Status(code=code.value[0], message=message)
     room = MAX_STATUS_BYTES - len(message.encode()) - status.ByteSize()
     for detail in details:
         packed = AnyMessage()
         packed.Pack(detail)
+        while isinstance(detail, details_pb2.ErrorInfo) and packed.ByteSize() + 4 > room and detail.metadata:
+            del detail.metadata[max(detail.metadata, key=lambda name: len(detail.metadata[name].encode()))]
+            packed.Pack(detail)
         size = packed.ByteSize() + 4
         if size <= room:
             status.details.append(packed)

@@ -19,7 +19,7 @@ PROOF_TIMEOUT_S = 600
 def needs_triton() -> None:
     if importlib.util.find_spec("triton") is None:
         pytest.skip(
-            "the package triton is not installed (extra `worker`, on Linux x86-64 only): its kernels are unproven"
+            "the package triton is not installed (it comes with the CUDA builds of torch): its kernels are unproven"
         )
 
 
