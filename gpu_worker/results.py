@@ -15,6 +15,8 @@ def pack_ids(ids: npt.NDArray[np.integer]) -> bytes:
 
 def pack_ends(kinds: npt.NDArray[np.uint32]) -> bytes:
     """Pairs (index, EndKind) of `kinds` [n] that are not 0."""
+    if not kinds.any():
+        return b""
     indices = np.flatnonzero(kinds)
     return pack_ids(np.stack((indices, kinds[indices]), axis=1))
 

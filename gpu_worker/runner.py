@@ -13,9 +13,10 @@ import torch
 
 from chairlift.ipc.device import NeedSnapshot, Plan, PromptLogprobs, StepDone, StepFailed
 from gpu_worker.backends.backend import StepDecoder
-from gpu_worker.batch.columns import PlanColumns, unpack_plan
+from gpu_worker.batch.columns import Column, PlanColumns, unpack_plan
 from gpu_worker.batch.limits import BatchLimits, InvalidPlanError
 from gpu_worker.batch.state import BatchState
+from gpu_worker.batch.steady import SteadyDecode
 from gpu_worker.batch.step import StepSampling, build_input, step_sampling
 from gpu_worker.failures import NonFiniteLogitsError, failure_kind, failure_place
 from gpu_worker.faults import FaultInjector
@@ -70,6 +71,8 @@ class Runner:
         self._follows: int | None = None
         """Number that the next plan must have; None while only a snapshot is taken."""
         self._refused_step: int | None = None
+        self._steady: SteadyDecode | None = None
+        """The last step, where the next may be one more like it."""
         self._log = structlog.get_logger()
 
     def execute(self, plan: Plan) -> Result | None:
@@ -97,7 +100,7 @@ class Runner:
 
     def forget(self) -> None:
         """Drops every row, as before the first plan."""
-        self._follows = self._refused_step = None
+        self._follows = self._refused_step = self._steady = None
         self._state.clear()
         self._penalties.clear()
 
@@ -113,7 +116,7 @@ class Runner:
 
     def _fail(self, plan: Plan, error: Exception) -> StepFailed:
         self.counters.failed += 1
-        self._follows, self._refused_step = None, plan.step
+        self._follows, self._refused_step, self._steady = None, plan.step, None
         kind, place = failure_kind(error), failure_place(error)
         rows = error.rows if isinstance(error, InvalidPlanError | NonFiniteLogitsError) else ()
         message = str(error) if isinstance(error, InvalidPlanError | NonFiniteLogitsError) else place
@@ -123,6 +126,10 @@ class Runner:
     # ---- one step ----
 
     def _carry_out(self, plan: Plan, started: int) -> StepDone:
+        if self._steady is not None and self._steady.continues_with(plan):
+            self._steady.advance(plan)
+            return self._decode_again(plan, self._steady, started)
+        self._steady = None
         columns = unpack_plan(plan)
         if plan.reset:
             self.forget()
@@ -138,14 +145,43 @@ class Runner:
         sampled = self._sample(sampling, hidden)
         token_ids = sampled.token_ids.cpu().numpy()
         device_ns = time.perf_counter_ns() - on_device
-        self._check_finite(sampling, token_ids)
+        self._check_finite(sampling.rows, token_ids)
         self._state.advance(columns, sampling.rows, token_ids)
+        if self._can_go_on(columns):
+            self._steady = SteadyDecode(self._state, plan, columns.decode_rows, step)
+        return self._step_done(plan, sampling.rows, sampled, token_ids, prompts, device_ns, started)
+
+    def _can_go_on(self, columns: PlanColumns) -> bool:
+        return not len(columns.chunk_rows) and self._device.type == "cpu" and not self._faults.is_armed
+
+    def _decode_again(self, plan: Plan, steady: SteadyDecode, started: int) -> StepDone:
+        """The usual step. It does nothing that it need not: after each the caches hold none of it any more."""
+        rows = steady.rows
+        on_device = time.perf_counter_ns()
+        logits = self._decoder.logits(self._decoder.forward(steady.step, self._cache.pages))
+        sampled = self._sampler.sample(logits, rows, self._state.num_tokens[rows] - self._state.prompt_lens[rows])
+        token_ids = sampled.token_ids.numpy()
+        device_ns = time.perf_counter_ns() - on_device
+        self._check_finite(rows, token_ids)
+        self._state.advance_decodes(rows, token_ids)
+        return self._step_done(plan, rows, sampled, token_ids, (), device_ns, started)
+
+    def _step_done(
+        self,
+        plan: Plan,
+        rows: Column,
+        sampled: Sampled,
+        token_ids: Column,
+        prompts: tuple[PromptLogprobs, ...],
+        device_ns: int,
+        started: int,
+    ) -> StepDone:
         return StepDone(
             self._epoch,
             plan.step,
             pack_ids(token_ids),
-            pack_ends(self._rows.end_kinds(sampling.rows, token_ids)),
-            row_logprobs(sampled.logprobs),
+            pack_ends(self._rows.end_kinds(rows, token_ids)),
+            row_logprobs(sampled.logprobs) if sampled.logprobs else (),
             prompts,
             device_ns,
             time.perf_counter_ns() - started - device_ns,
@@ -178,9 +214,9 @@ class Runner:
         return self._sampler.sample(self._decoder.logits(hidden), sampling.rows, sampling.offsets)
 
     @staticmethod
-    def _check_finite(sampling: StepSampling, token_ids: "np.ndarray[tuple[int, ...], np.dtype[np.int64]]") -> None:
-        if (token_ids < 0).any():
-            raise NonFiniteLogitsError(tuple(sampling.rows[token_ids < 0].tolist()))
+    def _check_finite(rows: Column, token_ids: Column) -> None:
+        if token_ids.min(initial=0) < 0:
+            raise NonFiniteLogitsError(tuple(rows[token_ids < 0].tolist()))
 
     # ---- log-probabilities of prompt tokens ----
 
@@ -201,9 +237,7 @@ class Runner:
                 found.append(prompt_logprobs(row, int(span[0]), parts))
         return tuple(found)
 
-    def _describe(
-        self, row: int, span: "np.ndarray[tuple[int, ...], np.dtype[np.int64]]", hidden: torch.Tensor, count: int
-    ) -> list[TokenLogprobs]:
+    def _describe(self, row: int, span: Column, hidden: torch.Tensor, count: int) -> list[TokenLogprobs]:
         known = self._state.tokens[row, int(span[0]) : int(span[-1]) + 1]
         token_ids = torch.from_numpy(known.astype(np.int64)).to(self._device)
         parts = []

@@ -30,7 +30,7 @@ class StepDecoder(Protocol):
         ...
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[S, hidden_size] rows of `forward` to float32 logits [S, vocab_size]."""
+        """[S, hidden_size] rows of `forward` to float32 logits [S, vocab_size], good until the next call."""
         ...
 
 

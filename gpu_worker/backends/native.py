@@ -4,11 +4,12 @@ from dataclasses import dataclass
 
 import torch
 
+from gpu_worker.backends.native_decoder import NativeDecoder
 from gpu_worker.backends.packed_assembler import PackedAssembler
 from gpu_worker.backends.weight_memory import PrivateWeightMemory
 from gpu_worker.batch.limits import BatchLimits
 from gpu_worker.kernels.cpu.attention import BLOCK_SIZE_MULTIPLE
-from gpu_worker.kernels.cpu.decoder import MAX_HEAD_DIM, CpuDecoder, StepLimits
+from gpu_worker.kernels.cpu.decoder import MAX_HEAD_DIM, StepLimits
 from gpu_worker.kernels.cpu.library import Library, load_library
 from gpu_worker.kernels.cpu.linear import MAX_INPUTS, LinearKernels
 from gpu_worker.kernels.cpu.packing import PackedWeights
@@ -29,10 +30,10 @@ class NativeModel:
     _kernels: LinearKernels
     _dtype: torch.dtype
 
-    def new_decoder(self, limits: BatchLimits) -> CpuDecoder:
+    def new_decoder(self, limits: BatchLimits) -> NativeDecoder:
         """As `Model.new_decoder`."""
         step = StepLimits(limits.max_model_len, limits.max_num_batched_tokens, limits.max_num_seqs, limits.block_size)
-        return CpuDecoder(self._kernels.library, self._kernels.team, self.config, self._weights, step, self._dtype)
+        return NativeDecoder(self._kernels.library, self._kernels.team, self.config, self._weights, step, self._dtype)
 
 
 class NativeBackend:

@@ -38,9 +38,9 @@ def unpack_plan(plan: Plan) -> PlanColumns:
     """Raises InvalidPlanError for a column that is no whole number of items or pairs, and for swaps."""
     if plan.swap_out or plan.swap_in:
         raise InvalidPlanError("the plan swaps, and this worker has no swap pool")
-    appended = _pairs("appended", plan.appended)
-    copies = _pairs("copies", plan.copies)
-    chunks = _pairs("chunks", plan.chunks)
+    appended = unpack_pairs("appended", plan.appended)
+    copies = unpack_pairs("copies", plan.copies)
+    chunks = unpack_pairs("chunks", plan.chunks)
     return PlanColumns(
         unpack_column("left", plan.left),
         appended[:, 0],
@@ -62,7 +62,8 @@ def unpack_column(name: str, packed: bytes) -> Column:
     return np.frombuffer(packed, "<u4").astype(np.int64)
 
 
-def _pairs(name: str, packed: bytes) -> Column:
+def unpack_pairs(name: str, packed: bytes) -> Column:
+    """Pairs of u32 items, [n, 2] int64. Raises InvalidPlanError naming the column."""
     if not packed:
         return _NO_PAIRS
     column = unpack_column(name, packed)

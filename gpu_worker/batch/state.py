@@ -55,7 +55,7 @@ class BatchState:
         """Applies left, boarded and appended, and checks the step against the result. Raises InvalidPlanError."""
         self._leave(columns.left)
         boardings = [self._board(boarded) for boarded in plan.boarded]
-        self._append(columns.appended_rows, columns.appended_blocks)
+        self.append(columns.appended_rows, columns.appended_blocks)
         self._check_copies(columns)
         self._check_step(columns)
         return boardings
@@ -73,6 +73,16 @@ class BatchState:
         self.computed[columns.chunk_rows] += columns.chunk_tokens
         self.tokens[sampling_rows, self.num_tokens[sampling_rows]] = sampled
         self.num_tokens[sampling_rows] += 1
+
+    def advance_decodes(self, rows: Column, sampled: Column) -> None:
+        """`advance` for a step of decodes alone."""
+        self.computed[rows] += 1
+        self.tokens[rows, self.num_tokens[rows]] = sampled
+        self.num_tokens[rows] += 1
+
+    def check_blocks(self, rows: Column, ends: Column) -> None:
+        """Raises InvalidPlanError where a row's table does not reach the token before its end."""
+        self._refuse_where(ends > self._num_blocks[rows] * self.limits.block_size, rows, "beyond the block table")
 
     def _leave(self, rows: Column) -> None:
         if not len(rows):
@@ -94,7 +104,8 @@ class BatchState:
         self.tables[row, : len(blocks)] = blocks
         return Boarding(boarded, tokens)
 
-    def _append(self, rows: Column, blocks: Column) -> None:
+    def append(self, rows: Column, blocks: Column) -> None:
+        """Puts blocks ([n]) at the ends of tables of `rows` ([n], a row may come twice). Raises InvalidPlanError."""
         if not len(rows):
             return
         self._check_rows("appended", rows, distinct=False)
@@ -131,7 +142,7 @@ class BatchState:
         self._refuse_where(counts < 1, rows, "a chunk without tokens")
         self._refuse_where(ends > self.num_tokens[rows], rows, "more tokens to compute than are known")
         self._refuse_where(ends > self.limits.max_model_len, rows, "beyond the context length")
-        self._refuse_where(ends > self._num_blocks[rows] * self.limits.block_size, rows, "beyond the block table")
+        self.check_blocks(rows, ends)
         decodes = columns.decode_rows
         is_behind = self.computed[decodes] != self.num_tokens[decodes] - 1
         self._refuse_where(is_behind, decodes, "a decode of a row with more than one token to compute")

@@ -172,7 +172,8 @@ class PagedDriver:
                 chunks.append(Chunk(start, count, self.lens[row]))
             start += count
         hidden = self.decoder.forward(self._input(order, decodes, positions, chunks, rows), self.cache.pages)
-        logits = self.decoder.logits(hidden).split([len(rows[row]) for row in order])
+        # A decoder may use its memory again.
+        logits = self.decoder.logits(hidden).clone().split([len(rows[row]) for row in order])
         return dict(zip(order, logits, strict=True))
 
     def _input(

@@ -49,6 +49,27 @@ def test_rows_may_be_left_out_of_a_step(new_planner: Any, greedy_reference: Any,
         assert planner.outputs(row) == greedy_reference("qwen2", prompt, 3)
 
 
+def test_a_long_run_of_the_same_rows(new_planner: Any, greedy_reference: Any, tokens_of: Tokens) -> None:
+    """The usual step goes on from the tensors of the last: over borders of blocks, and past what they have room for."""
+    planner = new_planner()
+    prompts = [tokens_of(9, 1), tokens_of(3, 2)]
+    for row, prompt in zip((5, 2), prompts, strict=True):
+        planner.board(row, prompt)
+    planner.generate(75)
+    assert planner.runner._steady is not None
+    for row, prompt in zip((5, 2), prompts, strict=True):
+        assert planner.outputs(row) == greedy_reference("qwen2", prompt, 75)
+
+
+def test_a_usual_step_is_checked_as_any_other(new_planner: Any, tokens_of: Tokens) -> None:
+    planner = new_planner()
+    planner.board(0, tokens_of(6, 1))
+    planner.generate(3)
+    result = planner.runner.execute(planner.plan({0: 1}, appended=b""))
+    assert isinstance(result, StepFailed)
+    assert result.message == "rows 0: beyond the block table"
+
+
 def test_cached_prefix_is_not_computed_again(new_planner: Any, greedy_reference: Any, tokens_of: Tokens) -> None:
     """A second row uses the first's full blocks: only what comes after them is computed."""
     planner = new_planner()
