@@ -1,7 +1,8 @@
 """One call as the methods see it, and how a method becomes a gRPC handler.
 
 Everything that holds for each method stands here once: bytes that are no message, errors as statuses, faults of ours,
-admission, what every answer carries. A method is a coroutine that takes a message and a `Call`.
+admission, what every answer carries. A method is a coroutine that takes a message and a `Call`. A call may have come by
+gRPC or by HTTP; what is particular to either is its `Connection`.
 """
 
 import asyncio
@@ -9,7 +10,7 @@ import re
 import secrets
 import time
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Generic, Protocol, TypeVar
 
 import grpc
@@ -31,18 +32,56 @@ _MAX_TRACESTATE_CHARS = 512
 _FRAMES_TOLD = 6
 
 
-class Call:
-    """What a method may know of its call, and what it may add to the answer."""
+class Connection(Protocol):
+    """What a call came by."""
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        """Headers of the call, names in lower case."""
+
+    @property
+    def peer(self) -> str:
+        """The caller's address."""
+
+    def seconds_left(self) -> float | None:
+        """Until the call's deadline; None without one."""
+
+    async def write(self, message: bytes) -> None:
+        """Sends one encoded message of a stream; returns when the next may follow."""
+
+
+class GrpcConnection:
+    """A call that came by gRPC."""
 
     def __init__(self, context: "grpc.aio.ServicerContext[Any, Any]") -> None:
         self._context = context
-        self._metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+        self.metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+        self.write = context.write
+
+    @property
+    def peer(self) -> str:
+        """The caller's address."""
+        return str(self._context.peer())
+
+    def seconds_left(self) -> float | None:
+        """Until the call's deadline; None without one."""
+        left: float | None = self._context.time_remaining()
+        return left
+
+
+class Call:
+    """What a method may know of its call, and what it may add to the answer."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self.metadata = connection.metadata
+        """Headers of the call."""
         self._trailing: dict[str, str] = {}
-        traceparent = self._metadata.get("traceparent", "")
+        traceparent = self.metadata.get("traceparent", "")
         found = _TRACEPARENT.fullmatch(traceparent)
         self.traceparent = traceparent if found is not None else ""
         """W3C trace context that what the call starts belongs to: the caller's, or that of `span`. May be empty."""
-        tracestate = self._metadata.get("tracestate", "")
+        tracestate = self.metadata.get("tracestate", "")
         self.tracestate = tracestate if found is not None and len(tracestate) <= _MAX_TRACESTATE_CHARS else ""
         """Goes with `traceparent`."""
         self.trace_id = found[1] if found is not None else secrets.token_hex(16)
@@ -56,6 +95,8 @@ class Call:
         """Reason of an end that is not OK."""
         self.span: Span = INVALID_SPAN
         """The call in its trace; an invalid one while nothing is traced."""
+        self.write = connection.write
+        """Sends one encoded message of a stream."""
 
     def trace_as(self, span: Span) -> None:
         """From now on the call is `span`, and what it starts goes below that."""
@@ -66,30 +107,21 @@ class Call:
     @property
     def peer(self) -> str:
         """The caller's address."""
-        return str(self._context.peer())
+        return self._connection.peer
 
     def seconds_left(self) -> float | None:
         """Until the call's deadline; None without one."""
-        left: float | None = self._context.time_remaining()
-        return left
+        return self._connection.seconds_left()
+
+    @property
+    def trailing(self) -> tuple[tuple[str, str], ...]:
+        """Metadata that goes with the end."""
+        return tuple(self._trailing.items())
 
     def add_trailing(self, key: str, value: str) -> None:
         """Metadata that goes with the end of the call, whatever that is; left out where no header can carry it."""
         if value and value.isascii() and value.isprintable():
             self._trailing[key] = value
-
-    async def write(self, message: bytes) -> None:
-        """Sends one encoded message of a stream."""
-        await self._context.write(message)
-
-    def set_trailing(self) -> None:
-        """For a call that ends well."""
-        self._context.set_trailing_metadata(tuple(self._trailing.items()))
-
-    async def abort(self, error: ApiError) -> None:
-        """Ends the call with the status of `error`; raises, as the library has it."""
-        status = to_wire(error, self.trace_id)
-        await self._context.abort(status.code, status.message, (*self._trailing.items(), *status.trailing))
 
 
 class Observer(Protocol):
@@ -189,31 +221,40 @@ class Method(Generic[RequestT]):
     async def _call(
         self, request: RequestT | _Malformed | int, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> Message | None:
-        call = Call(context)
-        if self._observer is not None:
-            self._observer.began(self._name, call)
+        call = Call(GrpcConnection(context))
         self._gate.enter()
         try:
-            answer = await self._serve_counted(request, call)
-            call.set_trailing()
+            answer = await self.run(request, call)
+            context.set_trailing_metadata(call.trailing)
             return answer
         except ApiError as error:
-            call.failure = error.reason
-            await call.abort(error)
+            status = to_wire(error, call.trace_id)
+            await context.abort(status.code, status.message, (*call.trailing, *status.trailing))
             raise AssertionError("abort raises") from None
+        finally:
+            self._gate.leave()
+
+    async def run(self, request: RequestT | _Malformed | int, call: Call) -> Message | None:
+        """Serves one call, whatever it came by; the caller counts it in the gate.
+
+        Raises ApiError, also for a fault of ours, and CancelledError.
+        """
+        if self._observer is not None:
+            self._observer.began(self._name, call)
+        try:
+            return await self._serve_counted(request, call)
+        except ApiError as error:
+            call.failure = error.reason
+            raise
         except asyncio.CancelledError:
             left_s = call.seconds_left()
             call.failure = Reason.DEADLINE if left_s is not None and left_s <= 0 else Reason.CANCELLED
             raise
-        except grpc.aio.AbortError:
-            raise
         except Exception as error:  # noqa: BLE001  # the last line: a fault of ours ends one call and no process
             call.failure = Reason.INTERNAL
             self._log.error("call_failed", trace_id=call.trace_id, error=type(error).__name__, frames=_frames(error))
-            await call.abort(ApiError(Reason.INTERNAL, f"a fault of the server, trace {call.trace_id}"))
-            raise AssertionError("abort raises") from None
+            raise ApiError(Reason.INTERNAL, f"a fault of the server, trace {call.trace_id}") from None
         finally:
-            self._gate.leave()
             if self._observer is not None:
                 self._observer.ended(self._name, call)
 
