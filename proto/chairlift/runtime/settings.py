@@ -67,6 +67,23 @@ class IpcSettings(_Section, frozen=True):
     allow_plaintext: Annotated[
         bool, Meta(description="Allow tcp:// endpoints that are not on loopback without encryption.")
     ] = False
+    curve_secret_key_file: Annotated[
+        str | None,
+        Meta(
+            description="This process's CURVE key, as `chairlift keys new` writes it: tcp:// links are then encrypted "
+            "and both ends prove who they are; default: plaintext."
+        ),
+    ] = None
+    curve_scheduler_keys_file: Annotated[
+        str | None,
+        Meta(description="Gateway, worker: the scheduler's public key; several: one a line, each with its endpoint."),
+    ] = None
+    curve_gateway_keys_file: Annotated[
+        str | None, Meta(description="Scheduler: public keys of gateways, one a line; nobody else is let in.")
+    ] = None
+    curve_worker_keys_file: Annotated[
+        str | None, Meta(description="Scheduler: public keys of workers, one a line; nobody else is let in.")
+    ] = None
     heartbeat_interval_s: Annotated[Seconds, Meta(description="How often each side of a link says that it lives.")] = (
         0.5
     )
@@ -101,6 +118,32 @@ class GatewaySettings(_Section, frozen=True):
     allow_insecure_public: Annotated[
         bool, Meta(description="Listen on a non-loopback address without authentication.")
     ] = False
+    auth_file: Annotated[
+        str | None,
+        Meta(
+            description="TOML or JSON file of tenants and hashed bearer tokens, read again when it changes; default: "
+            "no authentication, every caller is the tenant default."
+        ),
+    ] = None
+    health_without_auth: Annotated[
+        bool, Meta(description="With auth_file: gRPC health answers callers without a token, as probes are.")
+    ] = True
+    reflection_without_auth: Annotated[
+        bool, Meta(description="With auth_file: gRPC reflection answers callers without a token.")
+    ] = False
+    tls_cert_file: Annotated[
+        str | None, Meta(description="PEM chain of both gRPC ports, read again when it changes; default: no TLS.")
+    ] = None
+    tls_key_file: Annotated[str | None, Meta(description="PEM private key of tls_cert_file.")] = None
+    tls_client_ca_file: Annotated[
+        str | None, Meta(description="PEM roots of client certificates, which are then required (mTLS).")
+    ] = None
+    ops_tls_client_ca_file: Annotated[
+        str | None, Meta(description="The same for the operator port; default: tls_client_ca_file.")
+    ] = None
+    secret_poll_interval_s: Annotated[
+        Seconds, Meta(description="How often auth_file and TLS files are looked at for another content.")
+    ] = 2.0
     replicas: Annotated[
         tuple[str, ...], Meta(description="Gateway endpoints of schedulers; empty: ipc.gateway_endpoint.")
     ] = ()
