@@ -126,6 +126,7 @@ class Runner:
     # ---- one step ----
 
     def _carry_out(self, plan: Plan, started: int) -> StepDone:
+        self._faults.check_file()
         if self._steady is not None and self._steady.continues_with(plan):
             self._steady.advance(plan)
             return self._decode_again(plan, self._steady, started)
