@@ -10,11 +10,12 @@ from collections.abc import Mapping
 
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.sdk.trace.export import SpanExporter
 from opentelemetry.trace import Span, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from chairlift.runtime.otlp import make_exporter, process_resource
+from chairlift.runtime.span_queue import SpanQueue
 
 _PROPAGATOR = TraceContextTextMapPropagator()
 _CLOSE_TIMEOUT_S = 2.0
@@ -26,7 +27,9 @@ class Tracing:
 
     def __init__(self, process: str, exporter: SpanExporter, environ: Mapping[str, str] = os.environ) -> None:
         self._provider = TracerProvider(resource=process_resource(process, environ), shutdown_on_exit=False)
-        self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        self.queue = SpanQueue(exporter, environ)
+        """Ended spans on their way out, and the count of those that were lost."""
+        self._provider.add_span_processor(self.queue)
         self.tracer = self._provider.get_tracer("chairlift")
 
     def close(self) -> None:
