@@ -9,6 +9,7 @@ looks at nobody else.
 
 import heapq
 from array import array
+from collections.abc import Sequence as Sequences
 
 from chairlift.ipc.tokens import pack_u32
 from scheduler_svc.core.sequence import Sequence
@@ -97,6 +98,11 @@ class Batch:
             self.num_column_tokens -= sequence.scheduled
             self._leaving.append(sequence)
 
+    @property
+    def column(self) -> Sequences[Sequence]:
+        """Who decodes in the last plan, in the order of its rows."""
+        return self._column
+
     def num_scheduled(self, sequence: Sequence) -> int:
         """Tokens of it that plans cover."""
         return sequence.scheduled if sequence.base is None else sequence.base + self.planned
@@ -121,8 +127,10 @@ class Batch:
 
     def ends_at(self, step: int) -> list[Sequence]:
         """Seated sequences that are in no step from this one on."""
-        due = dict.fromkeys(self.endings.get(step, ()))
-        return [sequence for sequence in due if sequence.ending_step == step and sequence.row is not None]
+        due = self.endings.get(step)
+        if due is None:
+            return []
+        return [sequence for sequence in dict.fromkeys(due) if sequence.ending_step == step and sequence.row is not None]
 
     def settle_column(self) -> tuple[bytes, Transition | None]:
         """The packed rows of the next plan's decode column, and its difference to the last one."""

@@ -98,7 +98,12 @@ _STRUCTS = (
 _ENUMS = (common.FinishReason, common.WaitReason, revisions.GuardMetric, sequence.SequenceState, timers.TimerKind)
 
 _CLASSES: dict[str, Any] = {one.__name__: one for one in (*_OBJECTS, *_TUPLES, *_STRUCTS, *_ENUMS)}
-_LEFT_OUT = {("SchedulerState", "make_hashes"), ("SchedulerState", "hashes"), ("GatewayColumn", "_select")}
+_LEFT_OUT = {
+    ("SchedulerState", "make_hashes"),
+    ("SchedulerState", "hashes"),
+    ("SchedulerState", "watch"),
+    ("GatewayColumn", "_select"),
+}
 _MAX_INT = 1 << 62
 
 Redact = Callable[[str, str, Any], Any]
@@ -236,5 +241,6 @@ def load_state(packed: bytes, make_hashes: Any) -> state.SchedulerState:
     if not isinstance(whole, state.SchedulerState):
         raise CheckpointError("a checkpoint holds a scheduler's state, this one something else")
     whole.make_hashes = make_hashes
+    whole.watch = None
     whole.hashes = make_hashes(1 if whole.worker is None else whole.worker.geometry.block_size)
     return whole

@@ -14,6 +14,7 @@ from scheduler_svc.core.config import SchedulingConfig, find_conflict
 from scheduler_svc.core.cost_model import StepShape
 from scheduler_svc.core.effects import Effect, SendPlan, WakeAt
 from scheduler_svc.core.hash_source import HashSource, TokenHashes
+from scheduler_svc.core.iterations import IterationWatch, WatchOptions
 from scheduler_svc.core.revisions import Revision
 from scheduler_svc.core.state import SchedulerState
 
@@ -102,6 +103,17 @@ class Core:
         """This replica's account of itself at this moment."""
         return upkeep.load(self.state)
 
+    def watch(self, options: WatchOptions | None) -> IterationWatch | None:
+        """Begins, changes or (with None) ends the account of iterations. It has no part in any decision."""
+        state = self.state
+        if options is None:
+            state.watch = None
+        elif state.watch is None:
+            state.watch = IterationWatch(options)
+        else:
+            state.watch.options = options
+        return state.watch
+
     def limits(self) -> front.ReplicaLimits:
         """Limits in force; zeros where they depend on a worker and none was up yet."""
         return upkeep.limits(self.state)
@@ -173,10 +185,10 @@ def _handle_device(state: SchedulerState, event: DeviceEvent, now: int) -> None:
 
 def _handle_operator(state: SchedulerState, event: OperatorEvent, now: int) -> None:
     match event:
-        case events.ConfigChanged(config, expected_revision, guard, comment):
-            reconfigure.change(state, config, expected_revision, guard, comment, now)
-        case events.ConfigRolledBack(revision, expected_revision, comment):
-            reconfigure.roll_back(state, revision, expected_revision, comment, now)
+        case events.ConfigChanged():
+            reconfigure.change(state, event, now)
+        case events.ConfigRolledBack():
+            reconfigure.roll_back(state, event, now)
         case events.Drain(undrain, deadline_in_ns):
             upkeep.drain(state, undrain, deadline_in_ns, now)
         case events.FlushPrefixCache():

@@ -114,7 +114,7 @@ class CostModel:
         if not shape.num_prefill_tokens:
             # One pure decode is much like the next.
             self._num_decode_only += 1
-            if self._num_decode_only % _DECODES_PER_SAMPLE and self.costs is not None:
+            if self._num_decode_only % _DECODES_PER_SAMPLE and len(self._decode_only) >= _WARM_UP:
                 return
         if self.costs is not None:
             predicted = self.costs.step_ns(shape)

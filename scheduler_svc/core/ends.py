@@ -50,6 +50,8 @@ def end_sequence(
     _close(sequence, cause, now, known if num_tokens is None else min(num_tokens, known))
     if cause.failure is None:
         state.forecast.note_end(len(sequence.outputs), request.prompt_len - request.cached_tokens)
+    if state.watch is not None and sequence.boarded_step:
+        state.watch.note_departed(sequence, cause.reason)
     if state.guard_watch is not None:
         state.guard_watch.note_answer(is_bad=cause.reason is FinishReason.ERROR)
     request.num_unended -= 1

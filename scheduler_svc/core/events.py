@@ -109,6 +109,7 @@ class ConfigChanged(_Event, tag=14, frozen=True):
     """Refused unless this revision is in force; None: any."""
     guard: Guard | None = None
     comment: str = ""
+    actor: str = ""
 
 
 class Drain(_Event, tag=15, frozen=True):
@@ -129,6 +130,7 @@ class ConfigRolledBack(_Event, tag=17, frozen=True):
     revision: int | None = None
     expected_revision: int | None = None
     comment: str = ""
+    actor: str = ""
 
 
 Event = (

@@ -18,7 +18,7 @@ import msgspec
 from scheduler_svc.core import events
 from scheduler_svc.core.config import SchedulingConfig
 
-FORMAT = 1
+FORMAT = 2
 _PREFIX = struct.Struct("<II")
 _MAX_FRAME = 1 << 30
 
@@ -50,7 +50,7 @@ class Frame(msgspec.Struct, frozen=True, array_like=True, gc=False):
     plans: bytes = b""
     """Hashes of the plans that were made, PLAN_HASH_BYTES each."""
     hashes: tuple[tuple[int, int, int, bytes], ...] = ()
-    """Block hashes that were needed: request number, choice, block, value; see `hash_source.HashKey`."""
+    """Block hashes that were needed: request number, choice, block, value; see `hash_source.known_hashes`."""
 
 
 _ENCODER = msgspec.msgpack.Encoder()

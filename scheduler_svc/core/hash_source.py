@@ -4,6 +4,7 @@ A recording without token values can be replayed all the same, since all that th
 block is compare its hash.
 """
 
+from collections.abc import Iterable, Iterator
 from hashlib import blake2b
 from typing import NamedTuple, Protocol
 
@@ -25,7 +26,17 @@ class HashKey(NamedTuple):
 
 
 LoggedHash = tuple[int, int, int, bytes]
-"""The fields of a HashKey, and the hash."""
+"""The fields of a HashKey, and the hash; with the choice of a tail, the hashes of that block and those behind it."""
+
+
+def known_hashes(log: Iterable[LoggedHash]) -> Iterator[tuple[HashKey, bytes]]:
+    """What a log says, a key each."""
+    for number, choice, block, value in log:
+        if choice == PROMPT:
+            yield HashKey(number, choice, block), value
+            continue
+        for at in range(0, len(value), HASH_BYTES):
+            yield HashKey(number, choice, block + at // HASH_BYTES), value[at : at + HASH_BYTES]
 
 
 class HashSource(Protocol):
@@ -39,8 +50,11 @@ class HashSource(Protocol):
     def prompt(self, request: Request) -> bytes:
         """Hashes of the prompt's full blocks, HASH_BYTES each."""
 
-    def tail(self, sequence: Sequence, index: int) -> bytes:
-        """Hash of the next full block beyond the prompt's, block `index` of its table; all its tokens are settled."""
+    def tail(self, sequence: Sequence, first: int, count: int) -> bytes:
+        """Hashes of the next `count` full blocks beyond the prompt's, HASH_BYTES each, all their tokens settled.
+
+        `first` is the first one's index in the sequence's table.
+        """
 
 
 class TokenHashes:
@@ -55,7 +69,7 @@ class TokenHashes:
         """See HashSource."""
         return self._hasher.extend(request.prefix_root, request.prompt)
 
-    def tail(self, sequence: Sequence, index: int) -> bytes:
+    def tail(self, sequence: Sequence, first: int, count: int) -> bytes:
         """See HashSource.
 
         ::
@@ -65,12 +79,12 @@ class TokenHashes:
             index     0    1    2    3      block 2 is half prompt, half output
         """
         request, size = sequence.request, self.block_size
-        first = index * size - request.prompt_len
-        tokens = pack_u32(sequence.outputs[max(first, 0) : first + size])
-        if first < 0:
-            tokens = request.prompt[first * TOKEN_BYTES :] + tokens
+        start = first * size - request.prompt_len
+        tokens = pack_u32(sequence.outputs[max(start, 0) : start + count * size])
+        if start < 0:
+            tokens = request.prompt[start * TOKEN_BYTES :] + tokens
         parent = sequence.tail_hashes[-HASH_BYTES:] or request.prompt_hashes[-HASH_BYTES:] or request.prefix_root
-        return self._hasher.following(parent, tokens)
+        return self._hasher.extend(parent, tokens)
 
 
 class LoggedHashes(TokenHashes):
@@ -86,11 +100,11 @@ class LoggedHashes(TokenHashes):
         self._log.append((request.number, PROMPT, 0, chain))
         return chain
 
-    def tail(self, sequence: Sequence, index: int) -> bytes:
+    def tail(self, sequence: Sequence, first: int, count: int) -> bytes:
         """See HashSource."""
-        value = super().tail(sequence, index)
-        self._log.append((sequence.request.number, sequence.choice, index, value))
-        return value
+        chain = super().tail(sequence, first, count)
+        self._log.append((sequence.request.number, sequence.choice, first, chain))
+        return chain
 
     def take_log(self) -> list[LoggedHash]:
         """What was given since the last call."""
@@ -117,10 +131,11 @@ class RecordedHashes:
         blocks = range(request.prompt_len // self.block_size)
         return b"".join(_unlike_any(HashKey(request.number, PROMPT, block)) for block in blocks)
 
-    def tail(self, sequence: Sequence, index: int) -> bytes:
+    def tail(self, sequence: Sequence, first: int, count: int) -> bytes:
         """See HashSource."""
-        key = HashKey(sequence.request.number, sequence.choice, index)
-        return self._known.get(key) or _unlike_any(key)
+        number, choice = sequence.request.number, sequence.choice
+        keys = [HashKey(number, choice, block) for block in range(first, first + count)]
+        return b"".join([self._known.get(key) or _unlike_any(key) for key in keys])
 
 
 def _unlike_any(key: HashKey) -> bytes:

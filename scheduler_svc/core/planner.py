@@ -5,7 +5,7 @@ Decoding sequences are not looked at one by one; only those whose block border o
 """
 
 from chairlift.ipc import device
-from scheduler_svc.core import boarding, pace, seats
+from scheduler_svc.core import boarding, pace, prefix_use, seats
 from scheduler_svc.core.chunks import add_chunk, chunk_size
 from scheduler_svc.core.cost_model import StepShape
 from scheduler_svc.core.emission import apply_transition
@@ -32,6 +32,8 @@ def make_plan(state: SchedulerState, now: int) -> device.Plan | None:
     plan = _seal(state, step, worker.epoch)
     state.draft = None
     worker.snapshot_needed = False
+    if state.watch is not None:
+        state.watch.planned(state, step, worker.epoch, now)
     return plan
 
 
@@ -49,13 +51,14 @@ def _fill(state: SchedulerState, step: Step, now: int) -> None:
     _cover_decodes(state, step, now)
     _cover_gaps(state, step, now)
     budget = pace.prefill_budget(state, state.max_num_batched_tokens - batch.num_decodes)
+    step.token_budget = budget + batch.num_decodes
     budget = _close_gaps(state, step, budget)
     boarding.board(state, step, budget, now)
 
 
 def _cover_decodes(state: SchedulerState, step: Step, now: int) -> None:
     """Blocks for the tokens that decoding sequences write in this step, where a new one is needed."""
-    batch = state.batch
+    batch, at_once = state.batch, prefix_use.tokens_at_once(state)
     for sequence in list(batch.joining):
         if sequence in batch.joining and _cover(state, step, sequence, sequence.scheduled + 1, now):
             _watch(state, sequence, sequence.scheduled, step.number)
@@ -67,7 +70,8 @@ def _cover_decodes(state: SchedulerState, step: Step, now: int) -> None:
         if block is not None:
             sequence.blocks.append(block)
             step.appended.append((sequence, block))
-            step.bordered.append(sequence)
+            if position % at_once == 0:
+                step.bordered.append(sequence)
             _watch(state, sequence, position, step.number)
 
 

@@ -11,6 +11,16 @@ from scheduler_svc.core.state import SchedulerState
 from scheduler_svc.core.steps import Step
 
 
+_INDEXED_TOKENS = 64
+"""Blocks that decoding fills become findable in portions of about so many tokens, or when their sequence leaves."""
+
+
+def tokens_at_once(state: SchedulerState) -> int:
+    """Tokens of a portion: whole blocks."""
+    size = state.hashes.block_size
+    return max(_INDEXED_TOKENS // size, 1) * size
+
+
 def hash_prompt(state: SchedulerState, request: Request) -> None:
     """Hashes the prompt's full blocks, once."""
     if (
@@ -21,22 +31,25 @@ def hash_prompt(state: SchedulerState, request: Request) -> None:
         request.prompt_hashes = state.hashes.prompt(request)
 
 
-def block_hash(state: SchedulerState, sequence: Sequence, index: int) -> bytes:
-    """Hash of its full block `index`, all of whose tokens are known and settled."""
+def _know_hashes(state: SchedulerState, sequence: Sequence, last: int) -> int:
+    """Sees to it that the hashes of its blocks below `last` are known, whose tokens are settled; how many are whole
+    prompt."""
     request = sequence.request
     in_prompt = request.prompt_len // state.hashes.block_size
     if in_prompt and not request.prompt_hashes:
         hash_prompt(state, request)
+    known = in_prompt + len(sequence.tail_hashes) // HASH_BYTES
+    if last > known:
+        sequence.tail_hashes += state.hashes.tail(sequence, known, last - known)
+    return in_prompt
+
+
+def block_hash(state: SchedulerState, sequence: Sequence, index: int) -> bytes:
+    """Hash of its full block `index`, all of whose tokens are known and settled."""
+    in_prompt = _know_hashes(state, sequence, index + 1)
     if index < in_prompt:
-        return request.prompt_hashes[index * HASH_BYTES : (index + 1) * HASH_BYTES]
+        return sequence.request.prompt_hashes[index * HASH_BYTES : (index + 1) * HASH_BYTES]
     at = (index - in_prompt) * HASH_BYTES
-    num_bytes = len(sequence.tail_hashes)
-    while num_bytes <= at:
-        value = state.hashes.tail(sequence, in_prompt + num_bytes // HASH_BYTES)
-        sequence.tail_hashes += value
-        if num_bytes == at:
-            return value
-        num_bytes += HASH_BYTES
     return sequence.tail_hashes[at : at + HASH_BYTES]
 
 
@@ -69,7 +82,12 @@ def index_confirmed(state: SchedulerState, sequence: Sequence) -> None:
     index, last = sequence.num_indexed, sequence.computed // state.hashes.block_size
     if index >= last or not state.config.enable_prefix_caching:
         return
-    while index < last:
-        state.pool.index(sequence.blocks[index], block_hash(state, sequence, index))
+    in_prompt = _know_hashes(state, sequence, last)
+    blocks, tail, offer = sequence.blocks, sequence.tail_hashes, state.pool.index
+    while index < min(in_prompt, last):
+        offer(blocks[index], block_hash(state, sequence, index))
         index += 1
-    sequence.num_indexed = index
+    for at in range(index, last):
+        start = (at - in_prompt) * HASH_BYTES
+        offer(blocks[at], tail[start : start + HASH_BYTES])
+    sequence.num_indexed = last

@@ -40,6 +40,8 @@ class Probation:
 
     def prune(self) -> None:
         """Forgets suspects that have ended."""
+        if not self._groups:
+            return
         groups = ([suspect for suspect in group if not suspect.is_ended] for group in self._groups)
         self._groups = [group for group in groups if group]
 

@@ -55,7 +55,7 @@ def _account(state: SchedulerState, request: Request, query: int, now: int) -> f
     return front.ExplainReply(
         query=query,
         request_id=request.key.request_id,
-        state=_state_name(request),
+        state=state_name(request),
         wait_ns=sum(waits),
         waits=tuple((reason, waits[reason]) for reason in WaitReason if waits[reason]),
         total_ns=(now if request.ended_ns is None else request.ended_ns) - request.arrival_ns,
@@ -70,7 +70,7 @@ def _account(state: SchedulerState, request: Request, query: int, now: int) -> f
     )
 
 
-def _state_name(request: Request) -> str:
+def state_name(request: Request) -> str:
     """The state of the choice that has come furthest of those that have no end."""
     states = [one.state for one in request.sequences if not one.is_ended]
     return next((state.name.lower() for state in _NEAREST_FIRST if state in states), "ended")

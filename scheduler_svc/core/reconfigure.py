@@ -5,45 +5,41 @@ by one.
 """
 
 from chairlift.ipc.common import Reason
-from scheduler_svc.core import ends
-from scheduler_svc.core.config import SchedulingConfig, find_conflict
+from scheduler_svc.core import ends, events
+from scheduler_svc.core.config import find_conflict
 from scheduler_svc.core.effects import ConfigRefused, ConfigRevised
 from scheduler_svc.core.guard import GuardWatch
 from scheduler_svc.core.policies.catalogue import make_policy
-from scheduler_svc.core.revisions import Guard, Origin, Revision
+from scheduler_svc.core.revisions import Origin, Revision
 from scheduler_svc.core.state import SchedulerState
 from scheduler_svc.core.timers import TimerKind
 
 
-def change(
-    state: SchedulerState,
-    config: SchedulingConfig,
-    expected_revision: int | None,
-    guard: Guard | None,
-    comment: str,
-    now: int,
-) -> None:
+def change(state: SchedulerState, event: events.ConfigChanged, now: int) -> None:
     """Puts new knobs in force, or says why not."""
-    conflict = find_conflict(config)
-    if _is_other_revision(state, expected_revision):
+    guard, conflict = event.guard, find_conflict(event.config)
+    if _is_other_revision(state, event.expected_revision):
         return
     if conflict is not None:
         state.effects.append(ConfigRefused(Reason.INVALID_REQUEST, conflict))
     elif guard is not None and (guard.window_ns < 1 or guard.bound < 0):
         state.effects.append(ConfigRefused(Reason.INVALID_REQUEST, "a guard needs a window, and a bound of 0 or more"))
     else:
-        _put_in_force(state, state.revisions.add(config, Origin.UPDATE, now, comment, guard), now)
+        revision = state.revisions.add(event.config, Origin.UPDATE, now, event.comment, guard, actor=event.actor)
+        _put_in_force(state, revision, now)
 
 
-def roll_back(state: SchedulerState, number: int | None, expected_revision: int | None, comment: str, now: int) -> None:
+def roll_back(state: SchedulerState, event: events.ConfigRolledBack, now: int) -> None:
     """Makes the values of an earlier revision (None: of the one before) a new one."""
-    if _is_other_revision(state, expected_revision):
+    if _is_other_revision(state, event.expected_revision):
         return
-    earlier = state.revisions.find(number)
+    earlier = state.revisions.find(event.revision)
     if earlier is None:
         state.effects.append(ConfigRefused(Reason.INVALID_REQUEST, "no such revision is known"))
         return
-    revision = state.revisions.add(earlier.config, Origin.ROLLBACK, now, comment, restores=earlier.number)
+    revision = state.revisions.add(
+        earlier.config, Origin.ROLLBACK, now, event.comment, restores=earlier.number, actor=event.actor
+    )
     _put_in_force(state, revision, now)
 
 

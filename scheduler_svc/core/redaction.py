@@ -63,7 +63,9 @@ class Redactor:
                 self._geometry = geometry
                 return event
             case events.ConfigChanged(config):
-                return msgspec.structs.replace(event, config=self.config(config), comment="")
+                return msgspec.structs.replace(event, config=self.config(config), comment="", actor="")
+            case events.ConfigRolledBack():
+                return msgspec.structs.replace(event, comment="", actor="")
             case _:
                 return event
 
@@ -106,6 +108,7 @@ class Redactor:
             ("Request", "digest"): lambda digest: blake2b(digest, digest_size=16, key=self._key).digest(),
             ("Request", "key"): self._request_key,
             ("Request", "prompt_logprobs"): lambda _: None,
+            ("Request", "trace_id"): lambda _: "",
             ("Sequence", "outputs"): lambda outputs: array("I", bytes(4 * len(outputs))),
             ("Sequence", "output_logprobs"): lambda _: None,
             ("Sequence", "end"): lambda end: end and msgspec.structs.replace(end, stop_token_id=None),
@@ -133,7 +136,7 @@ class Redactor:
         return type(named)((self.name(name), item) for name, item in named.items())
 
     def _history(self, history: list[Revision]) -> list[Revision]:
-        return [msgspec.structs.replace(one, config=self.config(one.config), comment="") for one in history]
+        return [msgspec.structs.replace(one, config=self.config(one.config), comment="", actor="") for one in history]
 
     def _request_key(self, key: RequestKey) -> RequestKey:
         return RequestKey(self.name(key.tenant), self.name(key.request_id))

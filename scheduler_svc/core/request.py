@@ -26,6 +26,7 @@ class Request:
 
     __slots__ = (
         "arrival_ns",
+        "attempt",
         "cached_tokens",
         "charged_prompt",
         "deadline_ns",
@@ -60,6 +61,7 @@ class Request:
         "sampling",
         "sequences",
         "tenant",
+        "trace_id",
         "ttft_slo_ns",
         "waits",
     )
@@ -91,6 +93,8 @@ class Request:
         self.ttft_slo_ns = submit.ttft_slo_ns
         self.itl_slo_ns = submit.itl_slo_ns
         self.max_tokens = submit.max_tokens
+        self.attempt = submit.attempt
+        self.trace_id = submit.traceparent[3:35]
         self.output_limit = 0
         """Output tokens that a choice may have."""
         self.limit_reason = FinishReason.LENGTH

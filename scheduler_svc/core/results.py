@@ -20,7 +20,7 @@ _END_REASONS = {device.EndKind.EOS: FinishReason.EOS, device.EndKind.STOP_TOKEN:
 
 
 _INDEX_STEPS = 8
-"""Results over which the indexing of blocks is spread when every block border falls on one step."""
+"""Results over which the indexing of blocks is spread when many fall due on one step."""
 _MIN_INDEXED = 16
 
 
@@ -41,8 +41,12 @@ def step_done(state: SchedulerState, message: device.StepDone, now: int) -> None
         recovery.fail_step(state, step, now)
         return
     state.in_flight.popleft()
+    num_discarded = state.counters.discarded_rows
     _confirm(state, step, column, message, found_ends, now)
     state.counters.steps += 1
+    if state.watch is not None:
+        num_discarded = state.counters.discarded_rows - num_discarded
+        state.watch.completed(step.number, state.counters.steps, message.device_ns, num_discarded, now)
     if state.guard_watch is not None:
         state.guard_watch.note_step(now - state.last_result_ns, step.num_decodes)
     state.last_result_ns = now
@@ -122,7 +126,7 @@ def _confirm(
 ) -> None:
     confirmed = state.confirmed
     emission = StepEmission(state)
-    confirmed.add(column, keep=state.geometry.block_size + _INDEX_STEPS + 3)
+    confirmed.add(column, keep=prefix_use.tokens_at_once(state) + _INDEX_STEPS + 3)
     state.counters.discarded_rows += confirmed.num_ghosts
     state.counters.output_tokens += step.num_decodes - confirmed.num_ghosts
     _confirm_chunks(state, step, column, emission, now)

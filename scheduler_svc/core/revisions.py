@@ -51,6 +51,8 @@ class Revision(msgspec.Struct, frozen=True):
     guard: Guard | None = None
     restores: int | None = None
     """The earlier revision whose values these are."""
+    actor: str = ""
+    """Who made it; empty for the scheduler itself."""
 
 
 class Revisions:
@@ -82,9 +84,10 @@ class Revisions:
         comment: str = "",
         guard: Guard | None = None,
         restores: int | None = None,
+        actor: str = "",
     ) -> Revision:
         """The next revision, in force from now on."""
-        revision = Revision(self.current.number + 1, config, origin, now, comment, guard, restores)
+        revision = Revision(self.current.number + 1, config, origin, now, comment, guard, restores, actor)
         self._history.append(revision)
         del self._history[:-MAX_HISTORY]
         return revision

@@ -27,6 +27,8 @@ def take_seat(
     sequence.blocks = blocks
     sequence.computed = sequence.scheduled = computed
     sequence.boarded_step = step
+    if state.watch is not None:
+        state.watch.note_boarded(sequence)
     tenant.num_seated += 1
     request.charged_prompt = max(request.charged_prompt, computed)
     sequence.pending_input = max(request.prompt_len - request.charged_prompt, 0)
@@ -83,6 +85,8 @@ def send_back(
     if sequence.row is not None:
         give_back(state, sequence)
     sequence.move(to)
+    if state.watch is not None:
+        state.watch.note_displaced(sequence, is_swapped=to is SequenceState.SWAPPED)
     state.queue.add(sequence, now)
     state.queue.offer_parked(sequence.request.tenant, now)
     note_wait(state, sequence.request, now, reason)

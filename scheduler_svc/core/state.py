@@ -18,6 +18,7 @@ from scheduler_svc.core.forecast import Forecast
 from scheduler_svc.core.guard import GuardWatch
 from scheduler_svc.core.hash_source import HashSource
 from scheduler_svc.core.host_pool import HostPool, SwapCost
+from scheduler_svc.core.iterations import IterationWatch
 from scheduler_svc.core.ledger import Passes, WaitClock
 from scheduler_svc.core.policies.catalogue import make_policy
 from scheduler_svc.core.probation import Probation
@@ -143,6 +144,8 @@ class SchedulerState:
         self.counters = Counters()
         self.revisions = Revisions(config)
         self.guard_watch: GuardWatch | None = None
+        self.watch: IterationWatch | None = None
+        """Only while somebody wants to see iterations; decides nothing."""
 
     # ---- limits in force ----
 

@@ -47,6 +47,7 @@ class Step:
         "shape",
         "swap_in",
         "swap_out",
+        "token_budget",
         "transition",
     )
 
@@ -63,13 +64,15 @@ class Step:
         """Read by this plan's swap-ins; its swap-outs run before them, so that only the next plan may write to them."""
         self.chunks: list[Chunk] = []
         self.num_decodes = 0
+        self.token_budget = 0
+        """Tokens that it could have."""
         self.shape = StepShape(0, 0, 0)
         self.samplers: list[Sequence] = []
         """Chunk rows that reach their end and sample, in the order of `chunks`."""
         self.finals: list[Sequence] = []
         """Sequences whose last allowed token this step samples."""
         self.bordered: list[Sequence] = []
-        """Decoding sequences that begin a new block: the one before is full."""
+        """Decoding sequences that have filled blocks which are due to become findable."""
         self.indexed: list[int] = []
         """Blocks made findable because this step fills them."""
         self.transition: Transition | None = None

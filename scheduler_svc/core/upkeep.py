@@ -4,6 +4,7 @@ from chairlift.ipc import front
 from chairlift.ipc.common import FinishReason, Reason
 from scheduler_svc.core import attachments, ends, reconfigure, recovery
 from scheduler_svc.core.ends import Cause
+from scheduler_svc.core.sequence import SequenceState
 from scheduler_svc.core.state import SchedulerState
 from scheduler_svc.core.timers import Timer, TimerKind
 
@@ -77,7 +78,17 @@ def load(state: SchedulerState) -> front.Load:
         output_tokens=counters.output_tokens,
         attached_gateways=len(state.gateways),
         discarded_rows=counters.discarded_rows,
+        swapped=_num_swapped(state),
+        host_blocks_total=state.host_pool.num_blocks,
+        host_blocks_used=state.host_pool.num_blocks - state.host_pool.num_free,
+        config_revision=state.revisions.current.number,
     )
+
+
+def _num_swapped(state: SchedulerState) -> int:
+    if state.host_pool.num_free == state.host_pool.num_blocks:
+        return 0
+    return sum(sequence.state is SequenceState.SWAPPED for sequence in state.queue)
 
 
 def limits(state: SchedulerState) -> front.ReplicaLimits:

@@ -7,7 +7,7 @@ import msgspec
 from scheduler_svc.core.core import Core
 from scheduler_svc.core.effects import SendPlan
 from scheduler_svc.core.frames import Frame, Header
-from scheduler_svc.core.hash_source import HashKey, HashSource, RecordedHashes, TokenHashes
+from scheduler_svc.core.hash_source import HashKey, HashSource, RecordedHashes, TokenHashes, known_hashes
 from scheduler_svc.core.plan_hash import PLAN_HASH_BYTES, plan_hash
 
 
@@ -54,8 +54,7 @@ def replay(header: Header, frames: Iterator[Frame], check: Callable[[Core, int],
     num_events = num_plans = 0
     for frame in frames:
         num_events += 1
-        for number, choice, block, value in frame.hashes:
-            known[HashKey(number, choice, block)] = value
+        known.update(known_hashes(frame.hashes))
         plans = [one.plan for one in core.handle(frame.event, frame.now) if isinstance(one, SendPlan)]
         replayed = [plan_hash(plan) for plan in plans]
         recorded = [frame.plans[at : at + PLAN_HASH_BYTES] for at in range(0, len(frame.plans), PLAN_HASH_BYTES)]

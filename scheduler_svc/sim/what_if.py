@@ -16,7 +16,7 @@ from scheduler_svc.core.core import Core
 from scheduler_svc.core.cost_model import StepCosts
 from scheduler_svc.core.effects import Emit
 from scheduler_svc.core.frames import Frame, Header, RecordError
-from scheduler_svc.core.hash_source import PROMPT, HashKey, HashSource, RecordedHashes
+from scheduler_svc.core.hash_source import PROMPT, HashKey, HashSource, RecordedHashes, known_hashes
 from scheduler_svc.sim.outcome import Objective, Outcome, Report
 from scheduler_svc.sim.replay import make_core
 from scheduler_svc.sim.simulator import SimulatedHardware, Simulator
@@ -50,8 +50,7 @@ def read_load(header: Header, frames: Iterator[Frame]) -> RecordedLoad:
     began: int | None = None
     for frame in frames:
         began = frame.now if began is None else began
-        for number, choice, block, value in frame.hashes:
-            known[HashKey(number, choice, block)] = value
+        known.update(known_hashes(frame.hashes))
         effects = core.handle(frame.event, frame.now)
         if isinstance(frame.event, events.Submit):
             key = (frame.event.gateway, frame.event.message.handle)
