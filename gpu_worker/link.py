@@ -15,7 +15,9 @@ import zmq
 from chairlift.ipc import device
 from chairlift.ipc.codec import MalformedMessageError
 from chairlift.ipc.common import PROTOCOL_MAJOR, PROTOCOL_MINOR, HelloRefused, HelloWanted, is_compatible
+from chairlift.runtime.build import process_facts
 from chairlift.runtime.settings import IpcSettings
+from chairlift.runtime.telemetry import set_log_level
 
 _MAX_PENDING_PLANS = 16
 """Plans taken off the socket before they are carried out; a scheduler has two in flight."""
@@ -51,6 +53,7 @@ class SchedulerLink:
         self._plans: deque[device.Plan] = deque()
         self._hello_at: float | None = None
         self._heard_at = time.monotonic()
+        self._started_ns = time.monotonic_ns()
         self._log = structlog.get_logger()
         self.standing = Standing.UNKNOWN
         self.malformed = 0
@@ -99,6 +102,8 @@ class SchedulerLink:
             case device.SchedulerGreeting(major=major, minor=minor, epoch=epoch):
                 self._log.info("scheduler_greeted", scheduler_epoch=epoch, protocol=f"{major}.{minor}")
                 self.standing = Standing.GREETED if is_compatible(major) else Standing.REFUSED
+            case device.LogLevel(level):
+                self._change_log_level(level)
             case HelloWanted():
                 self._forget_scheduler()
             case HelloRefused(reason=reason, message=text):
@@ -106,6 +111,12 @@ class SchedulerLink:
                 self.standing = Standing.REFUSED
             case _:
                 pass
+
+    def _change_log_level(self, level: str) -> None:
+        try:
+            set_log_level(level)
+        except ValueError:
+            self._count_malformed("no log level")
 
     def _forget_scheduler(self) -> None:
         """A scheduler that does not know this worker asked for a hello."""
@@ -134,6 +145,7 @@ class SchedulerLink:
             geometry=self._geometry,
             pid=os.getpid(),
             host=host_socket.gethostname(),
+            process=process_facts(self._epoch, self._started_ns),
         )
 
     def _count_malformed(self, why: str) -> None:

@@ -1,6 +1,14 @@
-"""From the settings file's units to the core's: seconds and milliseconds become nanoseconds, shares parts a million."""
+"""From the settings file's units to the core's: seconds and milliseconds become nanoseconds, shares parts a million.
 
-from chairlift.ipc import front
+Also the way back, for operators, and their changes, which are held to the settings' own bounds.
+"""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from chairlift.ipc import device
+from chairlift.ipc.operator import KnobValue, SchedulingKnobs
 from chairlift.runtime.settings import SchedulerSettings
 from scheduler_svc.core.config import PARTS_PER_MILLION, SchedulingConfig
 
@@ -8,6 +16,10 @@ _NS_PER_MS = 1_000_000
 _NS_PER_S = 1_000_000_000
 _CONVERSIONS = {"_s": ("_ns", _NS_PER_S), "_ms": ("_ns", _NS_PER_MS)}
 _SHARES = {"watermark": "watermark_ppm"}
+
+KNOB_NAMES = SchedulingKnobs.__struct_fields__
+CHANGEABLE = frozenset(KNOB_NAMES) - {"block_size"}
+_SIZED_BY_DEVICE = ("max_num_seqs", "max_num_batched_tokens")
 
 
 def scheduling_config(settings: SchedulerSettings) -> SchedulingConfig:
@@ -20,25 +32,89 @@ def scheduling_config(settings: SchedulerSettings) -> SchedulingConfig:
     return SchedulingConfig(**knobs)  # type: ignore[arg-type]  # names and types are held together by a test
 
 
-def scheduling_knobs(config: SchedulingConfig, limits: front.ReplicaLimits) -> front.SchedulingKnobs:
-    """The knobs in force, in the settings file's units; `limits` has what the worker's geometry decided."""
-    return front.SchedulingKnobs(
-        limits.max_num_seqs,
-        limits.max_num_batched_tokens,
-        limits.block_size,
-        config.long_prefill_token_threshold,
-        config.watermark_ppm / PARTS_PER_MILLION,
-        config.max_num_queued_reqs,
-        config.max_num_queued_tokens,
-        config.enable_chunked_prefill,
-        config.enable_prefix_caching,
-        config.batching,
-        config.policy,
-        config.preemption,
-        config.static_batch_size or limits.max_num_seqs,
-        config.static_batch_wait_ns / _NS_PER_MS,
-        config.max_head_bypass_ns / _NS_PER_MS,
+class KnobFaultError(ValueError):
+    """A knob that cannot have that value."""
+
+    def __init__(self, knob: str, message: str, **limits: object) -> None:
+        super().__init__(f"{knob}: {message}")
+        self.knob = knob
+        self.message = message
+        self.limits = tuple((name, str(value)) for name, value in limits.items())
+
+
+def changed_config(
+    config: SchedulingConfig, changes: Iterable[tuple[str, KnobValue]], geometry: device.Geometry | None
+) -> SchedulingConfig:
+    """`config` with other values, named and measured as in the settings and bounded as there. Raises KnobFaultError."""
+    knobs: dict[str, object] = {}
+    for name, value in changes:
+        if name == "block_size":
+            _check_block_size(value, geometry)
+        else:
+            knob, converted = _convert(name, _checked(name, value, geometry))
+            knobs[knob] = converted
+    return msgspec.structs.replace(config, **knobs)
+
+
+def _checked(name: str, value: KnobValue, geometry: device.Geometry | None) -> object:
+    if name not in CHANGEABLE:
+        raise KnobFaultError(name, "is no knob that can be changed while the scheduler runs")
+    default = getattr(SchedulerSettings(), name)
+    try:
+        checked = getattr(msgspec.convert({name: default if value is None else value}, SchedulerSettings), name)
+    except msgspec.ValidationError as error:
+        raise KnobFaultError(name, str(error).partition(" - at ")[0]) from None
+    bound = getattr(geometry, name, None) if name in _SIZED_BY_DEVICE else None
+    if bound is not None and isinstance(checked, int) and checked > bound:
+        raise KnobFaultError(name, f"the worker was started for {bound} at most", **{name: bound})
+    return checked
+
+
+def _check_block_size(value: KnobValue, geometry: device.Geometry | None) -> None:
+    if geometry is None or value != geometry.block_size:
+        raise KnobFaultError("block_size", "is fixed at the start")
+
+
+def scheduling_knobs(config: SchedulingConfig, geometry: device.Geometry | None) -> SchedulingKnobs:
+    """The knobs in the settings file's units, as the worker allows them; 0 where that depends on it and none was up."""
+    tokens = _bounded(config.max_num_batched_tokens, None if geometry is None else geometry.max_num_batched_tokens)
+    seats = _bounded(config.max_num_seqs, None if geometry is None else min(geometry.max_num_seqs, tokens))
+    return SchedulingKnobs(
+        max_num_seqs=seats,
+        max_num_batched_tokens=tokens,
+        block_size=0 if geometry is None else geometry.block_size,
+        long_prefill_token_threshold=config.long_prefill_token_threshold,
+        watermark=config.watermark_ppm / PARTS_PER_MILLION,
+        max_num_queued_reqs=config.max_num_queued_reqs,
+        max_num_queued_tokens=config.max_num_queued_tokens,
+        enable_chunked_prefill=config.enable_chunked_prefill,
+        enable_prefix_caching=config.enable_prefix_caching,
+        batching=config.batching,
+        policy=config.policy,
+        preemption=config.preemption,
+        static_batch_size=config.static_batch_size or seats,
+        static_batch_wait_ms=config.static_batch_wait_ns / _NS_PER_MS,
+        max_head_bypass_ms=config.max_head_bypass_ns / _NS_PER_MS,
+        itl_target_ms=(config.itl_target_ns or 0) / _NS_PER_MS,
+        queue_timeout_ms=(config.queue_timeout_ns or 0) / _NS_PER_MS,
+        ttft_slo_ms=(config.ttft_slo_ns or 0) / _NS_PER_MS,
+        max_priority_wait_s=config.max_priority_wait_ns / _NS_PER_S,
+        fair_input_cost=config.fair_input_cost,
+        fair_output_cost=config.fair_output_cost,
+        tenant_max_num_seqs=config.tenant_max_num_seqs or 0,
+        tenant_max_num_queued_reqs=config.tenant_max_num_queued_reqs or 0,
+        tenant_token_rate=config.tenant_token_rate or 0,
+        tenants=config.tenants,
     )
+
+
+def changed_names(before: SchedulingKnobs, after: SchedulingKnobs) -> tuple[str, ...]:
+    """Knobs in which two states differ."""
+    return tuple(name for name in KNOB_NAMES if getattr(before, name) != getattr(after, name))
+
+
+def _bounded(wanted: int | None, bound: int | None) -> int:
+    return min((one for one in (wanted, bound) if one is not None), default=0)
 
 
 def _convert(name: str, value: object) -> tuple[str, object]:

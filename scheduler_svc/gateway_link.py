@@ -7,7 +7,7 @@ number: whatever a connection lost on its way belongs to the old number, and the
 import msgspec
 import structlog
 
-from chairlift.ipc import front
+from chairlift.ipc import front, operator
 from chairlift.ipc.common import (
     PROTOCOL_MAJOR,
     PROTOCOL_MINOR,
@@ -45,7 +45,7 @@ class OperatorCommand(msgspec.Struct, frozen=True):
     """A message that the shell answers itself, with the core's counts."""
 
     gateway: int
-    message: front.LoadQuery | front.ConfigQuery | front.DrainCommand | front.FlushPrefixCacheCommand
+    message: front.LoadQuery | front.DrainCommand | front.FlushPrefixCacheCommand | operator.FromOperator
 
 
 class GatewayLink:
@@ -101,6 +101,11 @@ class GatewayLink:
         if gateway is not None and not self._link.send(gateway.identity, message):
             self._drop(gateway, "unreachable or not reading")
 
+    def offer(self, number: int, message: front.ToGateway) -> bool:
+        """As `send`, for what may be lost: a gateway whose queue is full misses it, and stays."""
+        gateway = self._by_number.get(number)
+        return gateway is not None and self._link.send(gateway.identity, message)
+
     def broadcast(self, message: front.ToGateway) -> None:
         """Sends to every gateway."""
         frame = self._link.encode(message)
@@ -135,12 +140,12 @@ class GatewayLink:
                 return events.Attach(number, message)
             case front.ExplainQuery():
                 return events.Explain(number, message)
-            case front.LoadQuery() | front.ConfigQuery() | front.DrainCommand() | front.FlushPrefixCacheCommand():
-                return OperatorCommand(number, message)
             case front.GatewayBye():
                 self._drop(gateway, "ended")
             case front.GatewayBeat() | front.GatewayHello():
                 pass
+            case _:
+                return OperatorCommand(number, message)
         return None
 
     def _greet(self, identity: bytes, hello: front.GatewayHello, now: int) -> None:

@@ -18,19 +18,19 @@ from chairlift.runtime.probes import ProbeServer, ProcessState
 from chairlift.runtime.process import StopSignal, new_epoch
 from chairlift.runtime.settings import IpcSettings, Settings
 from chairlift.runtime.tracing import Tracing
-from scheduler_svc.config import scheduling_config, scheduling_knobs
+from scheduler_svc.config import scheduling_config
 from scheduler_svc.core import effects, events
 from scheduler_svc.core.core import Core
 from scheduler_svc.gateway_link import GatewayLink, OperatorCommand, ReplicaFacts
+from scheduler_svc.iteration_feed import IterationFeed
 from scheduler_svc.metrics import SchedulerMetrics
+from scheduler_svc.operations import Operations
 from scheduler_svc.peers import RouterLink
 from scheduler_svc.record import Recorder
 from scheduler_svc.tracing import RequestSpans
 from scheduler_svc.worker_link import WorkerLink
 
 _NS = 1_000_000_000
-FIRST_REVISION = 1
-"""Of the configuration that comes from the settings."""
 _DRAIN_GRACE_NS = 2 * _NS
 """What the core gets, beyond the drain's own deadline, to end everything."""
 
@@ -53,8 +53,8 @@ class SchedulerService:
         self._recorder = Recorder(settings.scheduler, config, hash_key, self._epoch) if recording else None
         self._core = self._recorder.core if self._recorder is not None else Core(config, hash_key, self._epoch)
         self._handle = self._recorder.handle if self._recorder is not None else self._core.handle
-        by_number = self._core.state.by_number
-        self._spans = RequestSpans(tracing, by_number.__getitem__) if tracing is not None else None
+        share = settings.telemetry.iteration_span_share
+        self._spans = RequestSpans(tracing, self._core, share) if tracing is not None else None
         self._context = zmq.Context()
         self._poller = zmq.Poller()
         try:
@@ -62,12 +62,13 @@ class SchedulerService:
             self.state = ProcessState()
             self.state.set_ready(False, "no worker yet")
             listen = settings.scheduler.metrics_listen
-            self._metrics = SchedulerMetrics()
+            self._metrics = SchedulerMetrics(tracing)
             self._probes = ProbeServer(listen, self.state, self._metrics.exposition) if listen else None
         except (sockets.EndpointError, OSError):
             self._context.destroy(linger=0)
             raise
-        self._started_ns = time.monotonic_ns()
+        self._feed = IterationFeed(self._core, self._epoch, self._gateways)
+        self._operations = Operations(self._core, self._handle, self._load, self._workers, self._feed, self._epoch)
         self._wake_at: int | None = None
         self._next_beat = 0
 
@@ -134,12 +135,12 @@ class SchedulerService:
             self._wake_at = None
         done: list[effects.Effect] = []
         for event in [*self._workers.receive(now), *self._workers.expire(now)]:
-            done += self._handle(event, now)
+            done += self._handle_traced(event, now)
         # Before gateways are heard: one that greets in this wake is told of a worker that came in it.
         self._announce()
         for item in self._gateways.receive(now):
             if isinstance(item, OperatorCommand):
-                done += self._carry_out(item, now)
+                done += self._operations.carry_out(item, now)
             else:
                 answer = self._handle(item, now)
                 if self._spans is not None and isinstance(item, events.Submit):
@@ -147,29 +148,52 @@ class SchedulerService:
                 done += answer
         for event in self._gateways.expire(now):
             done += self._handle(event, now)
-        done += self._handle(events.Tick(), now)
+        done += self._plan(now)
         self._apply(done, now)
+        if self._feed.watch is not None:
+            self._feed.report(now)
         self._announce()
         self._beat(now)
         if self._recorder is not None:
             self._recorder.turned(now)
         self.state.turned()
 
+    def _plan(self, now: int) -> list[effects.Effect]:
+        watch = self._feed.watch
+        if watch is None:
+            return self._handle(events.Tick(), now)
+        began = time.perf_counter_ns()
+        done = self._handle(events.Tick(), now)
+        watch.time_plans(time.perf_counter_ns() - began)
+        return done
+
     def _apply(self, done: list[effects.Effect], now: int) -> None:
         lost: list[events.Event] = []
         for effect in done:
             if isinstance(effect, effects.SendPlan):
-                lost += self._workers.send_plan(effect.plan)
+                plan = effect.plan if self._spans is None else self._spans.sending(effect.plan, now)
+                lost += self._workers.send_plan(plan)
         for effect in done:
             match effect:
                 case effects.Emit(gateway, message):
                     self._gateways.send(gateway, message)
                 case effects.WakeAt(at_ns):
                     self._wake_at = at_ns
-                case effects.SendPlan():
+                case effects.ConfigRevised(revision):
+                    self._operations.note_revision(revision, now)
+                case effects.SendPlan() | effects.ConfigRefused():
                     pass
         for event in lost:
-            self._apply(self._handle(event, now), now)
+            self._apply(self._handle_traced(event, now), now)
+
+    def _handle_traced(self, event: events.Event, now: int) -> list[effects.Effect]:
+        """For what comes from the worker."""
+        if self._spans is None:
+            return self._handle(event, now)
+        self._spans.receiving(event, now)
+        done = self._handle(event, now)
+        self._spans.received(event, now)
+        return done
 
     def _poll_timeout_ms(self) -> int:
         until = self._next_beat if self._wake_at is None else min(self._next_beat, self._wake_at)
@@ -180,30 +204,13 @@ class SchedulerService:
         if now >= self._next_beat:
             self._next_beat = now + self._heartbeat_ns
             self._workers.beat()
+            self._operations.keep_time(now)
             self._metrics.latest = self._load()
             if self._spans is not None:
                 self._spans.end_due()
             self._gateways.broadcast(front.ReplicaBeat(self._epoch, self._metrics.latest))
 
     # ---- operator, drain, readiness ----
-
-    def _carry_out(self, command: OperatorCommand, now: int) -> list[effects.Effect]:
-        message, done = command.message, list[effects.Effect]()
-        match message:
-            case front.DrainCommand():
-                done = self._handle(events.Drain(message.undrain, message.deadline_in_ns), now)
-                self._log.info("drain_changed", draining=self._core.is_draining)
-            case front.FlushPrefixCacheCommand():
-                done = self._handle(events.FlushPrefixCache(), now)
-            case front.ConfigQuery(query):
-                knobs = scheduling_knobs(self._core.state.config, self._core.limits())
-                reply = front.ConfigReply(query, FIRST_REVISION, knobs, now - self._started_ns)
-                return [effects.Emit(command.gateway, reply)]
-            case front.LoadQuery():
-                pass
-        core = self._core
-        counts = front.LoadReply(message.query, self._epoch, core.is_ready, core.is_draining, self._load())
-        return [*done, effects.Emit(command.gateway, counts)]
 
     def _begin_drain(self, now: int) -> int:
         timeout_ns = round(self._settings.scheduler.drain_timeout_s * _NS)

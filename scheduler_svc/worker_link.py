@@ -4,6 +4,8 @@ A group is up when all its ranks have greeted with the same epoch and geometry. 
 greets in a new life, loses the whole group: a tensor-parallel group has no smaller half.
 """
 
+import time
+
 import msgspec
 import structlog
 
@@ -13,6 +15,7 @@ from chairlift.ipc.common import (
     PROTOCOL_MINOR,
     HelloRefused,
     HelloWanted,
+    ProcessFacts,
     Reason,
     is_compatible,
 )
@@ -27,6 +30,15 @@ class Rank(msgspec.Struct):
     hello: device.WorkerHello
     last_seen: int
     busy_ns: int = 0
+    greeted_ns: int = 0
+
+    def facts(self) -> ProcessFacts:
+        """The process, as of now."""
+        hello = self.hello
+        told = hello.process
+        if told is None:
+            return ProcessFacts("", "", f"{hello.major}.{hello.minor}", hello.worker_epoch, 0, hello.host, hello.pid)
+        return msgspec.structs.replace(told, uptime_ns=told.uptime_ns + time.monotonic_ns() - self.greeted_ns)
 
 
 class WorkerLink:
@@ -93,6 +105,17 @@ class WorkerLink:
                 return self._lose(f"rank {rank.hello.rank} does not take plans")
         return []
 
+    @property
+    def processes(self) -> tuple[ProcessFacts, ...]:
+        """What the ranks have told of themselves, by rank."""
+        return tuple(rank.facts() for _, rank in sorted(self._ranks.items()))
+
+    def set_log_level(self, level: str) -> None:
+        """Tells every rank that understands it."""
+        for rank in self._ranks.values():
+            if device.LogLevel.__struct_config__.tag in rank.hello.tags:
+                self._link.send(rank.identity, device.LogLevel(level))
+
     def beat(self) -> None:
         """Tells every rank that this scheduler lives."""
         frame = self._link.encode(device.SchedulerBeat(self._epoch))
@@ -125,7 +148,7 @@ class WorkerLink:
         if hello.rank in self._ranks or newer_life:
             lost = self._lose("greeted again")
         self._waiting.discard(hello.worker_epoch)
-        self._ranks[hello.rank] = Rank(identity, hello, now)
+        self._ranks[hello.rank] = Rank(identity, hello, now, greeted_ns=time.monotonic_ns())
         greeting = device.SchedulerGreeting(PROTOCOL_MAJOR, PROTOCOL_MINOR, self._link.tags, self._epoch)
         self._link.send(identity, greeting)
         if len(self._ranks) < hello.world_size:

@@ -12,18 +12,33 @@ from typing import TypeAlias
 import msgspec
 import zmq
 
-from chairlift.ipc import front
+from chairlift.ipc import front, operator
 from chairlift.ipc.common import Reason
 from chairlift.runtime.settings import IpcSettings
 from gateway.errors.api_error import ApiError
 from gateway.link.replica_link import ReplicaLink
 
-Answer: TypeAlias = front.CancelReply | front.ExplainReply | front.QueryFailed | front.LoadReply | front.ConfigReply
+Answer: TypeAlias = (
+    front.CancelReply
+    | front.ExplainReply
+    | front.QueryFailed
+    | front.LoadReply
+    | operator.ConfigReply
+    | operator.RequestsReply
+    | operator.InspectReply
+    | operator.ServerInfoReply
+)
 Question: TypeAlias = (
     front.Cancel
     | front.ExplainQuery
     | front.LoadQuery
-    | front.ConfigQuery
+    | operator.ConfigQuery
+    | operator.ConfigChange
+    | operator.ConfigRollback
+    | operator.RequestsQuery
+    | operator.InspectQuery
+    | operator.ServerInfoQuery
+    | operator.LogLevelCommand
     | front.DrainCommand
     | front.FlushPrefixCacheCommand
 )
@@ -154,7 +169,10 @@ class Replicas:
                 | front.ExplainReply()
                 | front.QueryFailed()
                 | front.LoadReply()
-                | front.ConfigReply()
+                | operator.ConfigReply()
+                | operator.RequestsReply()
+                | operator.InspectReply()
+                | operator.ServerInfoReply()
             ):
                 pending = self._questions.get(message.query)
                 if pending is not None and pending.link is link and not pending.future.done():

@@ -5,7 +5,7 @@ import time
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from chairlift.ipc import front
+from chairlift.ipc import operator
 from chairlift.v1 import ops_pb2 as pb
 from gateway.call import Call
 from gateway.link.replica_link import ReplicaLink
@@ -38,8 +38,8 @@ class GetConfigMethod:
         return pb.GetConfigResponse(replicas=await asyncio.gather(*(self._read(link) for link in links)))
 
     async def _read(self, link: ReplicaLink) -> pb.ReplicaConfig:
-        reply = await self._replicas.ask(link, front.ConfigQuery)
-        if not isinstance(reply, front.ConfigReply):
+        reply = await self._replicas.ask(link, operator.ConfigQuery)
+        if not isinstance(reply, operator.ConfigReply):
             return pb.ReplicaConfig(replica_id=link.replica_id, failure=unreachable())
         since = Timestamp()
         since.FromNanoseconds(time.time_ns() - reply.age_ns)
@@ -49,7 +49,7 @@ class GetConfigMethod:
         return pb.ReplicaConfig(replica_id=link.replica_id, current=revision)
 
 
-def _config(knobs: front.SchedulingKnobs) -> pb.SchedulingConfig:
+def _config(knobs: operator.SchedulingKnobs) -> pb.SchedulingConfig:
     return pb.SchedulingConfig(
         max_num_seqs=knobs.max_num_seqs,
         max_num_batched_tokens=knobs.max_num_batched_tokens,

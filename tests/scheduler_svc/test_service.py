@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from chairlift.ipc import device, front
+from chairlift.ipc import device, front, operator
 from chairlift.ipc.common import FinishReason, HelloRefused, HelloWanted, Reason
 from chairlift.ipc.tokens import unpack_u32, unpack_u64
 from chairlift.runtime import sockets
@@ -198,8 +198,8 @@ def test_operator_commands_are_answered_by_the_cores_counts(start: New, new_gate
     gateway.send(front.LoadQuery(1))
     load = gateway.receive(front.LoadReply).load
     assert (load.running, load.blocks_used, load.blocks_total, load.attached_gateways) == (1, 1, 64, 1)
-    gateway.send(front.ConfigQuery(5))
-    config = gateway.receive(front.ConfigReply)
+    gateway.send(operator.ConfigQuery(5))
+    config = gateway.receive(operator.ConfigReply)
     assert (config.revision, config.knobs.max_num_seqs, config.knobs.block_size) == (1, 8, 16)
     assert (config.knobs.watermark, config.knobs.static_batch_wait_ms) == (0.01, 50.0)
     gateway.send(front.DrainCommand(2))

@@ -117,6 +117,19 @@ class SamplingParams(Message, frozen=True):
     """The same for prompt tokens."""
 
 
+class ProcessFacts(Message, frozen=True):
+    """One process, for operators."""
+
+    version: str
+    commit: str
+    """Empty where it is unknown."""
+    ipc_version: str
+    epoch: int
+    uptime_ns: int
+    host: str
+    pid: int
+
+
 class HelloWanted(Message, tag=1, frozen=True):
     """To a peer that speaks without a hello, or that greeted an earlier life of this process: greet again."""
 

@@ -20,7 +20,7 @@ identity is the same plus `BEAT_SUFFIX`. The scheduler answers on the main one o
 import enum
 
 from chairlift.ipc.codec import Codec
-from chairlift.ipc.common import HelloRefused, HelloWanted, Message, SamplingParams
+from chairlift.ipc.common import HelloRefused, HelloWanted, Message, ProcessFacts, SamplingParams
 
 BEAT_SUFFIX = b".beat"
 
@@ -65,6 +65,8 @@ class WorkerHello(Message, tag=10, frozen=True):
     geometry: Geometry
     pid: int = 0
     host: str = ""
+    process: ProcessFacts | None = None
+    """As of the hello."""
 
 
 class WorkerBeat(Message, tag=11, frozen=True):
@@ -211,7 +213,7 @@ class Plan(Message, tag=32, frozen=True):
 
 
 ToScheduler = WorkerHello | WorkerBeat | StepDone | StepFailed | NeedSnapshot | WorkerBye
-ToWorker = SchedulerGreeting | SchedulerBeat | HelloWanted | HelloRefused | Plan
+ToWorker = SchedulerGreeting | SchedulerBeat | HelloWanted | HelloRefused | Plan | LogLevel
 
 
 def to_scheduler_codec(max_bytes: int = 64 << 20) -> Codec[ToScheduler]:

@@ -13,6 +13,7 @@ All durations are nanoseconds that remain, never points in time: clocks of two p
 
 from chairlift.ipc.codec import Codec
 from chairlift.ipc.common import HelloRefused, HelloWanted, Message, SamplingParams
+from chairlift.ipc.operator import FromOperator, ToOperator
 
 CHOICE_BITS = 8
 MAX_CHOICES = 1 << CHOICE_BITS
@@ -52,27 +53,12 @@ class Load(Message, frozen=True):
     worker_losses: int = 0
     malformed_messages: int = 0
     """Frames dropped on both links."""
-
-
-class SchedulingKnobs(Message, frozen=True):
-    """The scheduler's knobs, named and measured as in the section [scheduler] of the settings."""
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    block_size: int
-    long_prefill_token_threshold: int
-    watermark: float
-    max_num_queued_reqs: int
-    max_num_queued_tokens: int
-    enable_chunked_prefill: bool
-    enable_prefix_caching: bool
-    batching: str
-    policy: str
-    preemption: str
-    static_batch_size: int
-    static_batch_wait_ms: float
-    max_head_bypass_ms: float
-    itl_target_ms: float = 0.0
+    swapped: int = 0
+    """Waiting sequences whose KV lies in the host's pool."""
+    host_blocks_total: int = 0
+    host_blocks_used: int = 0
+    config_revision: int = 1
+    """Of the scheduling configuration in force."""
 
 
 class ModelInfo(Message, frozen=True):
@@ -216,12 +202,6 @@ class DrainCommand(Message, tag=58, frozen=True):
 
 class FlushPrefixCacheCommand(Message, tag=59, frozen=True):
     """Forget cached prefixes that nobody uses. Answered by LoadReply."""
-
-    query: int
-
-
-class ConfigQuery(Message, tag=62, frozen=True):
-    """Ask for the scheduling configuration in force. Answered by ConfigReply."""
 
     query: int
 
@@ -410,6 +390,9 @@ class QueryFailed(Message, tag=80, frozen=True):
     query: int
     reason: str
     message: str
+    field: str = ""
+    """Name of what is at fault, where there is one."""
+    limits: tuple[tuple[str, str], ...] = ()
 
 
 class LoadReply(Message, tag=81, frozen=True):
@@ -420,17 +403,8 @@ class LoadReply(Message, tag=81, frozen=True):
     ready: bool
     draining: bool
     load: Load
-
-
-class ConfigReply(Message, tag=83, frozen=True):
-    """Answer to ConfigQuery."""
-
-    query: int
-    revision: int
-    """1 at the scheduler's start, one more with each change."""
-    knobs: SchedulingKnobs
-    age_ns: int
-    """How long it has been in force."""
+    num_flushed: int = 0
+    """Blocks that FlushPrefixCacheCommand has freed."""
 
 
 class ReplicaBeat(Message, tag=82, frozen=True):
@@ -451,9 +425,9 @@ ToScheduler = (
     | LoadQuery
     | DrainCommand
     | FlushPrefixCacheCommand
-    | ConfigQuery
     | GatewayBeat
     | GatewayBye
+    | FromOperator
 )
 ToGateway = (
     HelloWanted
@@ -470,8 +444,8 @@ ToGateway = (
     | ExplainReply
     | QueryFailed
     | LoadReply
-    | ConfigReply
     | ReplicaBeat
+    | ToOperator
 )
 
 

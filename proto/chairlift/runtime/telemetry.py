@@ -1,4 +1,8 @@
-"""Set-up of structured logs. Every process calls `configure_logging` once, first thing."""
+"""Set-up of structured logs. Every process calls `configure_logging` once, first thing.
+
+The lowest level that is written is kept by the standard library's logger `chairlift`, so that it can be changed while
+loggers that were made earlier go on being used. Audit lines are written at every level.
+"""
 
 import logging
 import os
@@ -7,6 +11,29 @@ import sys
 import structlog
 
 from chairlift.runtime.settings import TelemetrySettings
+
+AUDIT_EVENT = "audit"
+"""Name of the event of who changed what; nobody can silence it."""
+
+_LEVEL_KEEPER = "chairlift"
+
+
+def set_log_level(level: str) -> None:
+    """From now on lower levels are not written. Raises ValueError for a name that is no level."""
+    logging.getLogger(_LEVEL_KEEPER).setLevel(level.upper())
+
+
+def log_level() -> str:
+    """The lowest level that is written, as in the settings."""
+    return logging.getLevelName(logging.getLogger(_LEVEL_KEEPER).level).lower()
+
+
+def drop_below_level(_: object, method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    """Processor: ends the way of what is below the level in force."""
+    is_written = logging.getLogger(_LEVEL_KEEPER).isEnabledFor(logging.getLevelNamesMapping()[method.upper()])
+    if not is_written and event.get("event") != AUDIT_EVENT:
+        raise structlog.DropEvent
+    return event
 
 
 def configure_logging(settings: TelemetrySettings, process: str) -> None:
@@ -19,15 +46,17 @@ def configure_logging(settings: TelemetrySettings, process: str) -> None:
         structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty()) if console else structlog.processors.JSONRenderer()
     )
     level = logging.getLevelNamesMapping()[settings.log_level.upper()]
+    set_log_level(settings.log_level)
     structlog.configure(
         processors=[
+            drop_below_level,
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
             renderer,
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(level),
+        wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )

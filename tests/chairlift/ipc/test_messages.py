@@ -7,7 +7,7 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
-from chairlift.ipc import common, device, front
+from chairlift.ipc import common, device, front, operator
 from chairlift.ipc.codec import Codec, MalformedMessageError
 from chairlift.ipc.tokens import ColumnError, pack_f32, pack_u32, pack_u64, unpack_f32, unpack_u32, unpack_u64
 
@@ -17,10 +17,23 @@ SAMPLING = common.SamplingParams(
 GEOMETRY = device.Geometry("m", "f00d", 49152, 2048, (2,), 16, 100, 0, 8, 256, 23040, "bfloat16")
 MODEL = front.ModelInfo("m", "f00d", 49152, 2048, (2,), 1600, "bfloat16", "none", "cpu", True)
 LIMITS = front.ReplicaLimits(8, 256, 100, 1000, 16)
-KNOBS = front.SchedulingKnobs(
+KNOBS = operator.SchedulingKnobs(
     8, 256, 16, 0, 0.01, 10, 100, True, True, "continuous", "fcfs", "recompute", 8, 50.0, 1000.0
 )
 LOGPROBS = front.DeltaLogprobs(256, 3, pack_u32([5, 6]), pack_f32([-0.5, -1.0]))
+
+FACTS = common.ProcessFacts("0.1.0", "c0ffee", "1.0", 9, 5, "h", 77)
+GUARD = operator.Guard(2, 50_000_000, 10)
+REVISION = operator.ConfigRevision(2, KNOBS, 10, 2, ("policy",), "ann", "why", GUARD)
+ROW = operator.RequestRow(1, "t", "r", "running", 0, 1, 3, 0, 2, 9, 4, 0)
+CHOICE = operator.ChoiceRow(0, "running", 0, 5, 5, 4, 1, 2, 0)
+NAME = operator.SequenceName("t", "r", 0)
+ITERATION = operator.Iteration(
+    *(3, 9, 4, 10, 5, 4, 64, 2, 8, 1, operator.Blocks(10, 4, 1, 5), 1, 2, 3, 0, 2, (NAME,)),
+    departed=(operator.Departure(NAME, 1),),
+    displaced=(operator.Displacement(NAME, False),),
+    riders=(operator.Rider(NAME, 4, True),),
+)
 
 # What a release has sent stays readable for ever: these bytes only ever gain entries.
 GOLDEN = dict(line.split() for line in (Path(__file__).parent / "golden.txt").read_text().splitlines())
@@ -32,7 +45,7 @@ def _samples() -> list[tuple[Any, Any]]:
     up, down = front.ToScheduler, front.ToGateway
     row = device.BoardedRow(0, pack_u32([1, 2]), 2, 0, pack_u32([9]), 0, SAMPLING)
     return [
-        (sched, device.WorkerHello(1, 0, (30,), 9, 0, 1, GEOMETRY, 77, "h")),
+        (sched, device.WorkerHello(1, 0, (30,), 9, 0, 1, GEOMETRY, 77, "h", FACTS)),
         (sched, device.WorkerBeat(9, 0, 3, 0)),
         (sched, device.StepDone(9, 3, pack_u32([5]), pack_u32([0, 1]), (device.RowLogprobs(0, b"", b""),), (), 10, 2)),
         (sched, device.StepFailed(9, 3, "exception", "boom", pack_u32([1]))),
@@ -43,6 +56,7 @@ def _samples() -> list[tuple[Any, Any]]:
         (work, device.SchedulerGreeting(1, 0, (12,), 8)),
         (work, device.SchedulerBeat(8)),
         (work, device.Plan(9, 1, True, b"", (row,), pack_u32([0, 5]), b"", b"", b"", b"", pack_u32([0, 2]))),
+        (work, device.LogLevel("debug")),
         (up, front.GatewayHello(1, 0, (70,), "g", 5, "f00d")),
         (up, front.Submit(256, "t", "r", bytes(16), pack_u32([1]), SAMPLING, 2, 8, emitted=(b"", b""))),
         (up, front.Attach(512, "t", "r", 5, 7)),
@@ -53,7 +67,14 @@ def _samples() -> list[tuple[Any, Any]]:
         (up, front.LoadQuery(3)),
         (up, front.DrainCommand(4, False, 10)),
         (up, front.FlushPrefixCacheCommand(5)),
-        (up, front.ConfigQuery(6)),
+        (up, operator.ConfigQuery(6)),
+        (up, operator.ConfigChange(7, (("policy", "fair"), ("max_num_seqs", None)), 1, GUARD, "ann", "why", True)),
+        (up, operator.ConfigRollback(8, 1, 2, "ann", "why")),
+        (up, operator.RequestsQuery(9, "t", ("running",), 3, 10)),
+        (up, operator.InspectQuery(10, "t", "r")),
+        (up, operator.ServerInfoQuery(11)),
+        (up, operator.LogLevelCommand(12, "debug", 5)),
+        (up, operator.WatchCommand(64, 10.0, True)),
         (up, front.GatewayBeat(5)),
         (up, front.GatewayBye(5)),
         (down, front.SchedulerHello(1, 0, (50,), "replica-0", 6, LIMITS, True, False, MODEL)),
@@ -68,7 +89,11 @@ def _samples() -> list[tuple[Any, Any]]:
         (down, front.ExplainReply(2, "r", "running", 5, ((1, 5),), 9, 1, 1, 0, 0, 0, 1, 1)),
         (down, front.QueryFailed(2, "UNKNOWN_REQUEST", "no")),
         (down, front.LoadReply(3, 6, True, False, front.Load())),
-        (down, front.ConfigReply(6, 1, KNOBS, 10)),
+        (down, operator.ConfigReply(6, 1, KNOBS, 10, REVISION, (REVISION,))),
+        (down, operator.RequestsReply(9, 6, (ROW,), True)),
+        (down, operator.InspectReply(10, ROW, ((1, 5),), 1, 1, 0, (CHOICE,), 8, 1)),
+        (down, operator.ServerInfoReply(11, FACTS, (FACTS,))),
+        (down, operator.IterationReport(6, ITERATION)),
         (down, front.ReplicaBeat(6, front.Load(running=1))),
     ]
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from google.protobuf.duration_pb2 import Duration
 
-from chairlift.ipc import front
+from chairlift.ipc import front, operator
 from chairlift.ipc.common import CancelOutcome, Reason, WaitReason
 from chairlift.v1 import inference_pb2 as pb
 from chairlift.v1 import ops_pb2
@@ -146,11 +146,11 @@ async def test_server_info_names_the_processes(rig: Any) -> None:
 
 async def test_the_configuration_in_force_is_told_in_the_settings_units(rig: Any) -> None:
     asked = asyncio.ensure_future(rig.ops.GetConfig(ops_pb2.GetConfigRequest()))
-    query = await rig.scheduler.next(front.ConfigQuery)
-    knobs = front.SchedulingKnobs(
+    query = await rig.scheduler.next(operator.ConfigQuery)
+    knobs = operator.SchedulingKnobs(
         8, 256, 16, 0, 0.25, 10, 100, True, False, "static", "fair", "recompute", 4, 50.0, 1000.0
     )
-    rig.scheduler.send(front.ConfigReply(query.query, 1, knobs, 10**9))
+    rig.scheduler.send(operator.ConfigReply(query.query, 1, knobs, 10**9))
     (replica,) = (await asked).replicas
     config = replica.current.config
     assert (replica.replica_id, replica.current.revision) == ("replica-0", 1)
