@@ -112,6 +112,10 @@ class GatewaySettings(_Section, frozen=True):
     ops_listen: Annotated[str, Meta(description="Operator's address; gateway i listens on port + i.")] = (
         "127.0.0.1:50052"
     )
+    http_listen: Annotated[
+        str, Meta(description="OpenAI-compatible HTTP, shared by all gateways as `listen` is; empty: none.")
+    ] = ""
+    http_read_timeout_s: Annotated[Seconds, Meta(description="Time that the body of an HTTP request may take.")] = 30.0
     metrics_listen: Annotated[str, Meta(description="HTTP /livez, /readyz, /metrics; port + index; empty: none.")] = (
         "127.0.0.1:9460"
     )
@@ -145,8 +149,25 @@ class GatewaySettings(_Section, frozen=True):
         Seconds, Meta(description="How often auth_file and TLS files are looked at for another content.")
     ] = 2.0
     replicas: Annotated[
-        tuple[str, ...], Meta(description="Gateway endpoints of schedulers; empty: ipc.gateway_endpoint.")
+        tuple[str, ...],
+        Meta(
+            description="Gateway endpoints of schedulers; a tcp:// name that stands for several addresses is as many "
+            "replicas; empty: ipc.gateway_endpoint."
+        ),
     ] = ()
+    replicas_file: Annotated[
+        str | None, Meta(description="File of such endpoints, one a line, # for comments; followed as it changes.")
+    ] = None
+    replica_poll_interval_s: Annotated[
+        Seconds, Meta(description="How often names in replicas are resolved again and replicas_file is looked at.")
+    ] = 5.0
+    max_connection_age_s: Annotated[
+        SecondsOrZero,
+        Meta(description="Age at which a client's connection is told to go, so that clients spread; 0: never."),
+    ] = 0.0
+    max_connection_age_grace_s: Annotated[
+        Seconds, Meta(description="Time that open calls get on a connection that was told to go.")
+    ] = 3600.0
     index: Annotated[CountOrZero, Meta(description="Number of this gateway among those on one machine.")] = 0
     max_request_bytes: Annotated[Bytes, Meta(description="Largest request message.")] = 4 << 20
     max_concurrent_streams: Annotated[Count, Meta(description="Open calls in this process.")] = 10_000
