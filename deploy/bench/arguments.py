@@ -27,6 +27,9 @@ def add_target_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--tls", action="store_true", help="TLS with the machine's certificates")
     group.add_argument("--tls-ca", type=Path, metavar="FILE", help="TLS, trusting these certificates")
+    group.add_argument(
+        "--tenant-keys", type=Path, metavar="FILE.toml", help='for workloads with tenants: tenant = "token" each'
+    )
     group.add_argument("--connections", type=positive_int, default=1, metavar="N", help="gRPC connections (1)")
 
 

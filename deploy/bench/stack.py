@@ -1,7 +1,7 @@
 """A stack of one's own for a measurement: the launcher's, with targets for the load generator and what to record."""
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import msgspec
@@ -10,6 +10,7 @@ from chairlift.runtime.settings import Settings
 from chairlift.runtime.settings_loader import to_toml_overrides
 from deploy.bench.load.grpc_client import GrpcTarget
 from deploy.bench.observe.processes import Memory, find_descendants, measure_memory
+from deploy.bench.tenants import own_credentials
 from deploy.launcher.private import private_stack
 from deploy.launcher.progress import Progress
 
@@ -28,19 +29,23 @@ class OwnStack(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @asynccontextmanager
-async def run_own_stack(settings: Settings) -> AsyncIterator[OwnStack]:
+async def run_own_stack(settings: Settings, tenants: Sequence[str] = ()) -> AsyncIterator[OwnStack]:
     """Starts a stack by `settings`, with the private parts of its own, and stops it at the end.
 
-    Raises what `private_stack` raises.
+    With `tenants` it authenticates its callers, and the targets carry their tokens. Raises what `private_stack` raises.
     """
     quiet = msgspec.structs.replace(settings.telemetry, log_level="warning")
     own = msgspec.structs.replace(settings, telemetry=quiet)
-    async with private_stack(own, Progress(verbose=False)) as stack:
-        yield OwnStack(
-            target=GrpcTarget(address=str(stack.public)),
-            ops=GrpcTarget(address=str(stack.ops[0])),
-            settings=describe_settings(settings),
-        )
+    with own_credentials(own, tenants) as credentials:
+        async with private_stack(credentials.settings, Progress(verbose=False)) as stack:
+            target = GrpcTarget(
+                address=str(stack.public), api_key=credentials.api_key, tenant_keys=credentials.tenant_keys
+            )
+            yield OwnStack(
+                target=target,
+                ops=GrpcTarget(address=str(stack.ops[0]), api_key=credentials.api_key),
+                settings=describe_settings(settings),
+            )
 
 
 def describe_settings(settings: Settings) -> dict[str, str]:

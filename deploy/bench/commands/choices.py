@@ -11,6 +11,7 @@ from deploy.bench.load.clock import Clock
 from deploy.bench.load.generator import LoadPlan
 from deploy.bench.load.grpc_client import GrpcClient, GrpcTarget
 from deploy.bench.load.openai_client import OpenAIClient, OpenAIOptions
+from deploy.bench.tenants import read_tenant_keys
 from deploy.bench.workload.catalogue import WorkloadOptions, find_workload
 from deploy.bench.workload.names import SPARSE_RATE, WORKLOADS, WorkloadError
 from deploy.bench.workload.request import Workload
@@ -25,9 +26,13 @@ def read_objectives(arguments: argparse.Namespace) -> Objectives:
 
 
 def read_target(arguments: argparse.Namespace) -> GrpcTarget:
-    """The public port."""
+    """The public port. Raises TenantKeysError."""
     return GrpcTarget(
-        address=arguments.target, api_key=os.environ.get(API_KEY_ENV), tls=arguments.tls, tls_ca=arguments.tls_ca
+        address=arguments.target,
+        api_key=os.environ.get(API_KEY_ENV),
+        tenant_keys=read_tenant_keys(arguments.workload, arguments.tenant_keys),
+        tls=arguments.tls,
+        tls_ca=arguments.tls_ca,
     )
 
 
@@ -40,7 +45,7 @@ def read_ops_target(arguments: argparse.Namespace) -> GrpcTarget | None:
 
 
 def open_client(arguments: argparse.Namespace, clock: Clock) -> StreamClient:
-    """By gRPC, or by HTTP where ``--openai`` was given. Raises TargetError."""
+    """By gRPC, or by HTTP where ``--openai`` was given. Raises TargetError, TenantKeysError."""
     if getattr(arguments, "openai", None):
         return OpenAIClient(
             OpenAIOptions(

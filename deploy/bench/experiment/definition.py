@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from deploy.bench.errors import BenchUsageError
-from deploy.bench.figures.comparison import METRICS
+from deploy.bench.figures.comparison import METRICS, metric_called
 from deploy.bench.figures.slo import Objectives
 
 Value = str | int | float | bool
@@ -113,8 +113,8 @@ def parse_experiment(name: str, text: str, allows_several_variables: bool = Fals
         raw = msgspec.convert(tomllib.loads(text), _File)
     except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
         raise ExperimentError(f"{name}: {error}") from None
-    known = [metric.name for metric in METRICS]
-    if raw.primary not in known:
+    if metric_called(raw.primary) is None:
+        known = [metric.name for metric in METRICS]
         raise ExperimentError(f"{name}: primary: {raw.primary!r} is no metric; known: {', '.join(known)}")
     names = [variant.name for variant in raw.variant]
     if len(names) < 2 or len(set(names)) < len(names):

@@ -21,6 +21,7 @@ from deploy.bench.simulate.replica import simulate
 from deploy.bench.stack import describe_settings, run_own_stack
 from deploy.bench.workload.catalogue import WorkloadOptions, find_workload
 from deploy.bench.workload.lengths import parse_length_range
+from deploy.bench.workload.names import tenants_of
 from deploy.bench.workload.request import Workload
 
 WARMUP_SEED_STEP = 1_000_003
@@ -52,7 +53,8 @@ class OwnStackLaboratory:
     async def run(self, experiment: Experiment, variant: Variant, repetition: int) -> RunResult:
         """See `Laboratory`."""
         clock = MonotonicClock()
-        async with run_own_stack(read_settings(variant, self._config, self._overrides)) as stack:
+        settings = read_settings(variant, self._config, self._overrides)
+        async with run_own_stack(settings, tenants_of(variant.workload.name)) as stack:
             client = GrpcClient(stack.target, clock)
             try:
                 wanted = plan_run(experiment, variant, repetition, await client.describe())

@@ -5,7 +5,7 @@ import statistics
 import msgspec
 
 from deploy.bench.experiment.conduct import Conducted, VariantRuns
-from deploy.bench.figures.comparison import METRICS, Difference, Run, Verdict, compare_runs, read_metric
+from deploy.bench.figures.comparison import Difference, Run, Verdict, compare_runs, metrics_of, read_metric
 from deploy.bench.load.record import Outcome
 
 
@@ -83,7 +83,7 @@ def to_runs(side: VariantRuns) -> list[Run]:
 def _sum_up(side: VariantRuns) -> VariantFigures:
     summaries = [result.summarize() for result in side.runs]
     figures: dict[str, float] = {}
-    for metric in METRICS:
+    for metric in metrics_of(summaries):
         values = [value for summary in summaries if (value := read_metric(summary, metric)) is not None]
         if values:
             figures[metric.name] = statistics.fmean(values)

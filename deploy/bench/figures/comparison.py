@@ -49,6 +49,8 @@ class Metric(msgspec.Struct, frozen=True):
     latency: str | None = None
     quantile: float | None = None
     """Of `latency`; None with a latency: its mean."""
+    tenant: str | None = None
+    """Of this tenant's requests alone; None: of all."""
 
 
 METRICS = (
@@ -64,6 +66,23 @@ METRICS = (
     Metric("error_rate", Better.LOWER),
     Metric("preemptions", Better.LOWER),
 )
+_TENANT_METRICS = ("median_ttft_ms", "p90_ttft_ms", "p99_ttft_ms", "median_e2el_ms", "p99_e2el_ms")
+
+
+def metric_called(name: str) -> Metric | None:
+    """The metric with a name of `METRICS`, or one of a tenant's as ``quiet.p99_ttft_ms``; None: there is none."""
+    tenant, _, own_name = name.rpartition(".")
+    found = next((metric for metric in METRICS if metric.name == own_name), None)
+    if found is None or not tenant:
+        return found
+    return None if own_name not in _TENANT_METRICS else msgspec.structs.replace(found, name=name, tenant=tenant)
+
+
+def metrics_of(summaries: Sequence[RunSummary]) -> list[Metric]:
+    """`METRICS`, and median and p99 of the first token and of the whole for each tenant."""
+    tenants = sorted({tenant for summary in summaries for tenant in summary.tenants})
+    names = [f"{tenant}.{one}" for tenant in tenants for one in _TENANT_METRICS]
+    return [*METRICS, *(metric for name in names if (metric := metric_called(name)) is not None)]
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -91,7 +110,8 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
 def compare_runs(ours: Sequence[Run], theirs: Sequence[Run], *, are_paired: bool) -> list[Difference]:
     """Every metric that all runs have. With `are_paired`, run i of one side belongs to run i of the other."""
-    found = [_compare(metric, ours, theirs, are_paired=are_paired) for metric in METRICS]
+    metrics = metrics_of([run.summary for run in (*ours, *theirs)])
+    found = [_compare(metric, ours, theirs, are_paired=are_paired) for metric in metrics]
     return [difference for difference in found if difference is not None]
 
 
@@ -100,7 +120,8 @@ def read_metric(summary: RunSummary, metric: Metric) -> float | None:
     if metric.latency is None:
         value = getattr(summary, metric.name)
         return None if value is None else float(value)
-    latency = summary.latencies.get(metric.latency)
+    latencies = summary.latencies if metric.tenant is None else summary.tenants.get(metric.tenant, {})
+    latency = latencies.get(metric.latency)
     if latency is None:
         return None
     return latency.mean if metric.quantile is None else latency.percentiles[metric.quantile]
@@ -139,7 +160,7 @@ def _bootstrap_difference(metric: Metric, ours: Run, theirs: Run) -> Interval | 
         return None
     sides = []
     for seed, run in enumerate((ours, theirs)):
-        measured = [record for record in run.records if record.is_measured]
+        measured = [record for record in run.records if record.is_measured and metric.tenant in (None, record.tenant)]
         clusters = group_observations(observe(measured, metric.latency))
         sides.append(resample_percentiles(clusters, (metric.quantile,), NUM_RESAMPLES, seed)[:, 0])
     return middle(sides[1] - sides[0])

@@ -65,6 +65,8 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     preemptions: int
     cached_tokens: int
     latencies: dict[str, LatencySummary]
+    tenants: dict[str, dict[str, LatencySummary]]
+    """The same of each tenant's requests, where a workload has several."""
     send_lag_p99_ms: float
     """How late requests were sent against their schedule: the generator's own delay, and in a capped open loop the
     wait for a seat."""
@@ -72,17 +74,25 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     def to_fields(self) -> dict[str, object]:
         """Flat, with vLLM's names (``p99_ttft_ms``), intervals beside (``p99_ttft_ms_ci``)."""
         fields: dict[str, object] = {
-            name: getattr(self, name) for name in self.__struct_fields__ if name not in ("latencies",)
+            name: getattr(self, name) for name in self.__struct_fields__ if name not in ("latencies", "tenants")
         }
-        for name, latency in self.latencies.items():
-            fields[f"mean_{name}_ms"] = latency.mean
-            fields[f"median_{name}_ms"] = latency.percentiles[50.0]
-            fields[f"std_{name}_ms"] = latency.std
-            fields[f"mean_{name}_ms_ci"] = latency.mean_interval
-            for q, value in latency.percentiles.items():
-                fields[f"p{q:g}_{name}_ms"] = value
-                fields[f"p{q:g}_{name}_ms_ci"] = latency.intervals[q]
+        fields |= _latency_fields(self.latencies)
+        if self.tenants:
+            fields["tenants"] = {tenant: _latency_fields(latencies) for tenant, latencies in self.tenants.items()}
         return fields
+
+
+def _latency_fields(latencies: dict[str, LatencySummary]) -> dict[str, object]:
+    fields: dict[str, object] = {}
+    for name, latency in latencies.items():
+        fields[f"mean_{name}_ms"] = latency.mean
+        fields[f"median_{name}_ms"] = latency.percentiles[50.0]
+        fields[f"std_{name}_ms"] = latency.std
+        fields[f"mean_{name}_ms_ci"] = latency.mean_interval
+        for q, value in latency.percentiles.items():
+            fields[f"p{q:g}_{name}_ms"] = value
+            fields[f"p{q:g}_{name}_ms_ci"] = latency.intervals[q]
+    return fields
 
 
 def summarize_run(
@@ -121,6 +131,10 @@ def summarize_run(
         preemptions=sum(record.server.preemptions for record in records),
         cached_tokens=sum(record.server.cached_tokens for record in records),
         latencies=_summarize_latencies(measured, num_resamples),
+        tenants={
+            tenant: _summarize_latencies([one for one in measured if one.tenant == tenant], num_resamples)
+            for tenant in sorted({record.tenant for record in records} - {""})
+        },
         send_lag_p99_ms=float(numpy.percentile(lags, 99)) if lags else 0.0,
     )
 

@@ -17,6 +17,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: float
     wants_ids: bool
     """Whether the output's token ids are needed: to build the next turn, or to compare outputs."""
+    tenant: str = ""
+    """Who sends it: a real server knows by the token that the call carries."""
 
 
 class TargetModel(msgspec.Struct, frozen=True, kw_only=True):

@@ -129,6 +129,7 @@ class LoadGenerator:
             abandon_after=request.abandon_after,
             timeout_s=self._plan.timeout_s,
             wants_ids=self._plan.wants_ids or not is_last,
+            tenant=request.tenant,
         )
         record.sent_ns = self._clock.now_ns()
         output = await self._client.stream(call, record)

@@ -38,6 +38,8 @@ class GrpcTarget(msgspec.Struct, frozen=True, kw_only=True):
     address: str
     """``host:port`` or another name that gRPC resolves."""
     api_key: str | None = None
+    tenant_keys: dict[str, str] = {}
+    """Of the tenants in workloads with several: what each shows instead of `api_key`."""
     tls: bool = False
     tls_ca: Path | None = None
     """Certificates to trust; None: the machine's."""
@@ -72,6 +74,10 @@ class GrpcClient:
         self._address = target.address
         self._clock = clock
         self._metadata = connection.metadata
+        self._tenant_metadata = {
+            tenant: connect(msgspec.structs.replace(target, api_key=key)).metadata
+            for tenant, key in target.tenant_keys.items()
+        }
         self._channels = [open_channel(connection) for _ in range(num_connections)]
         self._stubs = [inference_pb2_grpc.InferenceServiceStub(channel) for channel in self._channels]
 
@@ -99,7 +105,8 @@ class GrpcClient:
     async def stream(self, call: Call, record: RequestRecord) -> tuple[int, ...]:
         """See `StreamClient`."""
         stub = self._stubs[record.number % len(self._stubs)]
-        stream = stub.Generate(to_generate_request(call), metadata=self._metadata, timeout=call.timeout_s)
+        metadata = self._tenant_metadata.get(call.tenant, self._metadata)
+        stream = stub.Generate(to_generate_request(call), metadata=metadata, timeout=call.timeout_s)
         token_ids: list[int] = []
         now_ns, finished = self._clock.now_ns, None
         try:

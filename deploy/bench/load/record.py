@@ -60,6 +60,8 @@ class RequestRecord(msgspec.Struct, kw_only=True):
     server: ServerAccount = ServerAccount()
     digest: str = ""
     """Hash of the output's token ids, where they were asked for."""
+    tenant: str = ""
+    """Who sent it, in workloads with several tenants."""
 
     def take_delta(self, now_ns: int, num_tokens: int) -> None:
         """Tokens came. Mutates the record."""
@@ -111,5 +113,10 @@ def digest_tokens(token_ids: Sequence[int]) -> str:
 def new_record(number: int, session: int, turn: int, request: BenchRequest, intended_ns: int) -> RequestRecord:
     """The record of a request that is about to be sent."""
     return RequestRecord(
-        number=number, session=session, turn=turn, wanted_tokens=request.output_tokens, intended_ns=intended_ns
+        number=number,
+        session=session,
+        turn=turn,
+        wanted_tokens=request.output_tokens,
+        intended_ns=intended_ns,
+        tenant=request.tenant,
     )

@@ -9,7 +9,7 @@ from deploy.bench.load.record import RequestRecord
 COLUMNS = (
     "number", "session", "turn", "outcome", "reason", "finish_reason", "intended_ms", "sent_ms", "ended_ms", "ttft_ms",
     "tpot_ms", "e2el_ms", "max_itl_ms", "queue_ms", "prompt_tokens", "cached_tokens", "output_tokens", "wanted_tokens",
-    "preemptions",
+    "preemptions", "tenant",
 )  # fmt: skip
 
 
@@ -44,6 +44,7 @@ def _to_row(record: RequestRecord, start_ns: int) -> list[object]:
         record.output_tokens,
         record.wanted_tokens,
         record.server.preemptions,
+        record.tenant,
     ]
 
 

@@ -74,11 +74,14 @@ def latency_rows(summary: RunSummary) -> tuple[list[str], list[list[str]]]:
     """A header, and a row for each kind of latency; no rows where nothing came to its end."""
     quantiles = list(next(iter(summary.latencies.values())).percentiles) if summary.latencies else []
     header = ["ms", "mean", *(f"p{q:g}" for q in quantiles), "p99's 95 % interval"]
+    latencies = {TITLES[name]: latency for name, latency in summary.latencies.items()}
+    for tenant, of_tenant in summary.tenants.items():
+        latencies |= {f"{TITLES[name]}, {tenant}": of_tenant[name] for name in ("ttft", "e2el") if name in of_tenant}
     rows = []
-    for name, latency in summary.latencies.items():
+    for title, latency in latencies.items():
         cells = [f"{value:.2f}" + ("*" if q in latency.unsupported else "") for q, value in latency.percentiles.items()]
         interval = latency.intervals[99.0]
-        rows.append([TITLES[name], f"{latency.mean:.2f}", *cells, f"{interval.low:.2f} … {interval.high:.2f}"])
+        rows.append([title, f"{latency.mean:.2f}", *cells, f"{interval.low:.2f} … {interval.high:.2f}"])
     return header, rows
 
 

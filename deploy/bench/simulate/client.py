@@ -66,7 +66,7 @@ class SimulatedClient:
 def _to_submit(handle: int, call: Call) -> front.Submit:
     return front.Submit(
         handle=handle,
-        tenant="",
+        tenant=call.tenant,
         request_id=f"simulated-{handle}",
         digest=handle.to_bytes(16, "little"),
         prompt=pack_u32(call.prompt),

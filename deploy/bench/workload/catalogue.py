@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 
 from deploy.bench.workload.lengths import LengthRange
-from deploy.bench.workload.names import WORKLOADS, WorkloadError
+from deploy.bench.workload.names import NOISY_NEIGHBOUR, WORKLOADS, WorkloadError
 from deploy.bench.workload.peers import PeersWorkload
 from deploy.bench.workload.prompts import TokenIds, token_ids_within
 from deploy.bench.workload.request import Workload
@@ -15,6 +15,7 @@ from deploy.bench.workload.synthetic import (
     SHORT_OUTPUT,
     SHORT_PROMPT,
     ChatWorkload,
+    NoisyNeighbourWorkload,
     RandomWorkload,
     SharedPrefixWorkload,
 )
@@ -72,6 +73,8 @@ def _find_special(name: str, ids: TokenIds, options: WorkloadOptions) -> Workloa
             return ChatWorkload(
                 name=name, ids=ids, message=options.prompt or chat.message, output=options.output or chat.output
             )
+        case "noisy-neighbour":
+            return _noisy_neighbour(ids, options)
         case "peers-mixed":
             return PeersWorkload(shape="mixed", repetition=options.seed)
         case "peers-single":
@@ -80,6 +83,12 @@ def _find_special(name: str, ids: TokenIds, options: WorkloadOptions) -> Workloa
             return PeersWorkload(shape="prefill", repetition=options.seed)
         case _:
             return _find_trace(name, ids, options)
+
+
+def _noisy_neighbour(ids: TokenIds, options: WorkloadOptions) -> Workload:
+    if options.prompt is not None or options.output is not None:
+        raise WorkloadError(f"{NOISY_NEIGHBOUR}: its two tenants have lengths of their own")
+    return NoisyNeighbourWorkload(name=NOISY_NEIGHBOUR, ids=ids)
 
 
 def _find_trace(name: str, ids: TokenIds, options: WorkloadOptions) -> Workload:

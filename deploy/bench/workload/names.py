@@ -3,9 +3,24 @@
 from deploy.bench.errors import BenchUsageError
 
 RANDOM_WORKLOADS = ("short-short", "short-long", "long-short", "long-long", "mixed", "sparse")
-WORKLOADS = (*RANDOM_WORKLOADS, "shared-prefix", "chat", "peers-mixed", "peers-single", "peers-prefill")
+NOISY_NEIGHBOUR = "noisy-neighbour"
+FLOODING_TENANT, QUIET_TENANT = "flooding", "quiet"
+WORKLOADS = (
+    *RANDOM_WORKLOADS,
+    "shared-prefix",
+    "chat",
+    NOISY_NEIGHBOUR,
+    "peers-mixed",
+    "peers-single",
+    "peers-prefill",
+)
 SPARSE_RATE = 0.2
 """Requests a second of the workload `sparse` unless another load is asked for: they never meet."""
+
+
+def tenants_of(workload: str) -> tuple[str, ...]:
+    """Who sends the requests of the workload so called; empty where there is no more than one."""
+    return (FLOODING_TENANT, QUIET_TENANT) if workload == NOISY_NEIGHBOUR else ()
 
 
 class WorkloadError(BenchUsageError):

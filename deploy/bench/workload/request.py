@@ -16,6 +16,8 @@ class BenchRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Pause between the end of the turn before and this one."""
     abandon_after: int | None = None
     """Output tokens after which the client goes away, as users do; None: it stays to the end."""
+    tenant: str = ""
+    """Who sends it, in workloads with several tenants."""
 
 
 class Session(msgspec.Struct, frozen=True):

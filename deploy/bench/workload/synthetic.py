@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import msgspec
 
 from deploy.bench.workload.lengths import LengthRange
+from deploy.bench.workload.names import FLOODING_TENANT, QUIET_TENANT
 from deploy.bench.workload.prompts import Purpose, TokenIds, random_stream
 from deploy.bench.workload.request import BenchRequest, Session
 
@@ -47,6 +48,45 @@ class RandomWorkload(msgspec.Struct, frozen=True, kw_only=True):
             prompt=prompt,
             output_tokens=output,
             abandon_after=int(random.integers(1, output + 1)) if is_abandoned else None,
+        )
+
+
+class NoisyNeighbourWorkload(msgspec.Struct, frozen=True, kw_only=True):
+    """Two tenants: one floods with long requests, the other sends a short one now and then."""
+
+    name: str
+    ids: TokenIds
+    flooding_prompt: LengthRange = LengthRange(128, 512)
+    flooding_output: LengthRange = LengthRange(64, 192)
+    quiet_prompt: LengthRange = SHORT_PROMPT
+    quiet_output: LengthRange = SHORT_OUTPUT
+    quiet_every: int = 8
+    """One request of so many is the quiet tenant's."""
+
+    def describe(self) -> dict[str, str | int | float]:
+        """Lengths of both, the share, and seed."""
+        return {
+            "flooding_prompt_tokens": str(self.flooding_prompt),
+            "flooding_output_tokens": str(self.flooding_output),
+            "quiet_prompt_tokens": str(self.quiet_prompt),
+            "quiet_output_tokens": str(self.quiet_output),
+            "quiet_every": self.quiet_every,
+            "seed": self.ids.seed,
+        }
+
+    def sessions(self) -> Iterator[Session]:
+        """Endless; the quiet tenant's requests are spread evenly."""
+        return (Session((self._request(number),)) for number in itertools.count())
+
+    def _request(self, number: int) -> BenchRequest:
+        random = random_stream(self.ids.seed, Purpose.SHAPE, number)
+        is_quiet = number % self.quiet_every == self.quiet_every - 1
+        prompt = (self.quiet_prompt if is_quiet else self.flooding_prompt).draw(random)
+        output = (self.quiet_output if is_quiet else self.flooding_output).draw(random)
+        return BenchRequest(
+            prompt=self.ids.draw(Purpose.UNIQUE, number, prompt),
+            output_tokens=output,
+            tenant=QUIET_TENANT if is_quiet else FLOODING_TENANT,
         )
 
 

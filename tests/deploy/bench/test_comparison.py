@@ -6,7 +6,7 @@ import msgspec
 import numpy
 import pytest
 
-from deploy.bench.figures.comparison import METRICS, Difference, Run, Verdict, compare_runs
+from deploy.bench.figures.comparison import METRICS, Difference, Run, Verdict, compare_runs, metric_called
 from deploy.bench.figures.slo import Objectives
 from deploy.bench.figures.statistics import welch_interval
 from deploy.bench.figures.summary import summarize_run
@@ -117,6 +117,36 @@ def test_pairs_remove_what_both_sides_share() -> None:
     theirs = [make_run(seed, ttft_ms=1, itl_ms=level + 20) for seed, level in enumerate(levels)]
     assert verdicts(compare_runs(ours, theirs, are_paired=True))["median_itl_ms"] is Verdict.WORSE
     assert verdicts(compare_runs(ours, theirs, are_paired=False))["median_itl_ms"] is Verdict.NOISE
+
+
+def test_tenants_are_compared_apart() -> None:
+    """Half of the requests are the quiet tenant's, and only theirs become faster."""
+
+    def run(seed: int, quiet_ttft_ms: float) -> Run:
+        flooding = make_records(seed, ttft_ms=500, itl_ms=10, number=30)
+        quiet = make_records(seed + 50, ttft_ms=quiet_ttft_ms, itl_ms=10, number=30)
+        for records, tenant in ((flooding, "flooding"), (quiet, "quiet")):
+            for record in records:
+                record.tenant = tenant
+        return Run(summarize_run([*flooding, *quiet], Objectives()), [*flooding, *quiet])
+
+    slow = [run(seed, 500) for seed in range(4)]
+    found = verdicts(compare_runs(slow, [run(seed, 50) for seed in range(4)], are_paired=True))
+    assert found["quiet.median_ttft_ms"] is Verdict.BETTER
+    assert found["flooding.median_ttft_ms"] is Verdict.NOISE
+    one = {each.metric: each for each in compare_runs(slow[:1], [run(9, 50)], are_paired=False)}
+    assert one["quiet.median_ttft_ms"].verdict is Verdict.BETTER
+    assert one["quiet.median_ttft_ms"].theirs < 100 < one["flooding.median_ttft_ms"].theirs
+
+
+@pytest.mark.parametrize(
+    ("name", "is_known"),
+    [("p99_ttft_ms", True), ("quiet.p99_ttft_ms", True), ("quiet.error_rate", False), ("p98_ttft_ms", False)],
+)
+def test_metrics_have_names(name: str, is_known: bool) -> None:
+    found = metric_called(name)
+    assert (found is not None) is is_known
+    assert found is None or found.name == name
 
 
 def test_metrics_are_fields_of_results() -> None:

@@ -102,3 +102,13 @@ def test_knobs_are_converted_as_the_scheduler_itself_does() -> None:
     for overrides in ([], changed, ["scheduler.batching=static", "scheduler.max_num_seqs=5"]):
         settings = load_settings(None, overrides, {}).scheduler
         assert to_scheduling_config(settings) == scheduling_config(settings)
+
+
+def test_a_quiet_tenant_does_not_wait_behind_one_that_floods() -> None:
+    """The ready-made experiment on the policy, one repetition: the same tokens, and the quiet tenant's wait is gone."""
+    experiment = load_experiment("policy")
+    laboratory = SimulatedLaboratory(None, (), DeviceCost())
+    runs = [asyncio.run(laboratory.run(experiment, variant, 0)) for variant in experiment.variants]
+    assert [record.digest for record in runs[0].records] == [record.digest for record in runs[1].records]
+    quiet = [run.summarize().tenants["quiet"]["ttft"].percentiles[50.0] for run in runs]
+    assert quiet[1] < quiet[0] / 4

@@ -29,7 +29,18 @@ def first(name: str, number: int = 40, **options: object) -> list[Session]:
 
 
 @pytest.mark.parametrize(
-    "name", ["short-short", "short-long", "long-short", "long-long", "mixed", "sparse", "shared-prefix", "chat"]
+    "name",
+    [
+        "short-short",
+        "short-long",
+        "long-short",
+        "long-long",
+        "mixed",
+        "sparse",
+        "shared-prefix",
+        "chat",
+        "noisy-neighbour",
+    ],
 )
 def test_a_seed_gives_the_same_requests_and_another_gives_others(name: str) -> None:
     assert first(name, 5, seed=3) == first(name, 5, seed=3)
