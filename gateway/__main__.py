@@ -14,6 +14,7 @@ from chairlift.runtime.settings_loader import parse_settings
 from chairlift.runtime.sockets import EndpointError
 from chairlift.runtime.telemetry import configure_logging
 from chairlift.runtime.tracing import open_tracing
+from gateway.security.secret_files import SecretsError
 from gateway.service import GatewayService
 from gateway.text.errors import ChatTemplateError, ModelTextError
 from gateway.text.model_text import ModelText, load_model_text
@@ -36,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
 async def _run(settings: Settings, source: ModelSource, text: ModelText, stop: StopSignal) -> ExitCode:
     try:
         service = GatewayService(settings, source, text, open_tracing("gateway"))
-    except (AddressError, EndpointError) as error:
+    except (AddressError, EndpointError, SecretsError) as error:
         return _give_up(ExitCode.USAGE, "gateway_cannot_start", error)
     try:
         await service.start()

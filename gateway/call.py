@@ -11,6 +11,7 @@ import secrets
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 import grpc
@@ -23,6 +24,8 @@ from chairlift.ipc.common import Reason
 from chairlift.runtime.tracing import headers_of
 from gateway.errors.api_error import ApiError, GatewayReason
 from gateway.errors.status import to_wire
+from gateway.gate import Admission, Gate
+from gateway.security.principal import NOBODY, Principal
 from gateway.streams.generation import Generation
 
 RequestT = TypeVar("RequestT", bound=Message)
@@ -30,6 +33,10 @@ RequestT = TypeVar("RequestT", bound=Message)
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 _MAX_TRACESTATE_CHARS = 512
 _FRAMES_TOLD = 6
+_MARGIN_SHARE = 0.05
+_MAX_MARGIN_S = 0.025
+_MIN_MARGIN_S = 0.003
+"""A typed end has to reach the client before its own clock ends the call: somewhat more than the way there takes."""
 
 
 class Connection(Protocol):
@@ -72,8 +79,10 @@ class GrpcConnection:
 class Call:
     """What a method may know of its call, and what it may add to the answer."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, principal: Principal) -> None:
         self._connection = connection
+        self.principal = principal
+        """Who calls, and what they may do."""
         self.metadata = connection.metadata
         """Headers of the call."""
         self._trailing: dict[str, str] = {}
@@ -87,6 +96,11 @@ class Call:
         self.trace_id = found[1] if found is not None else secrets.token_hex(16)
         """Names the call in logs and in errors of ours."""
         self.arrived_at = time.monotonic()
+        left_s = connection.seconds_left()
+        self.margin_s = 0.0 if left_s is None else end_margin_s(left_s)
+        """How long before its client's deadline the call is to end."""
+        self.ends_at = None if left_s is None else self.arrived_at + left_s - self.margin_s
+        """When it is to end at the latest, in seconds of the monotonic clock; None without a deadline."""
         self.operation = "text_completion"
         """As OpenTelemetry's conventions name what a Generate asks for; a chat says so itself."""
         self.generation: Generation | None = None
@@ -134,48 +148,6 @@ class Observer(Protocol):
         """The call is over."""
 
 
-class Gate:
-    """How many calls are open, and whether more are let in."""
-
-    def __init__(self, max_streams: int) -> None:
-        self._max_streams = max_streams
-        self._idle = asyncio.Event()
-        self._idle.set()
-        self._num_calls = 0
-        self.is_draining = False
-        self.num_streams = 0
-
-    def enter(self) -> None:
-        """A call has begun."""
-        self._num_calls += 1
-        self._idle.clear()
-
-    def leave(self) -> None:
-        """A call has ended."""
-        self._num_calls -= 1
-        if not self._num_calls:
-            self._idle.set()
-
-    async def wait_idle(self, timeout_s: float) -> bool:
-        """Whether every call has ended, or does within that time."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._idle.wait()
-        except TimeoutError:
-            return False
-        return True
-
-    def check_stream(self) -> None:
-        """Raises ApiError where another stream is not let in."""
-        if self.is_draining:
-            raise ApiError(Reason.DRAINING, "this gateway is about to end")
-        if self.num_streams >= self._max_streams:
-            limits = (("max_concurrent_streams", str(self._max_streams)),)
-            raise ApiError(
-                GatewayReason.TOO_MANY_STREAMS, "this gateway has as many streams as it takes", limits=limits
-            )
-
-
 class _Malformed:
     """Stands for bytes that are no message."""
 
@@ -193,6 +165,7 @@ class Method(Generic[RequestT]):
         is_stream: bool,
         max_request_bytes: int,
         observer: Observer | None = None,
+        admission: Admission = Admission.SERVED,
     ) -> None:
         """`serve` returns the answer; a stream's writes to the call and returns None."""
         self._name = name
@@ -202,13 +175,20 @@ class Method(Generic[RequestT]):
         self._is_stream = is_stream
         self._max_request_bytes = max_request_bytes
         self._observer = observer
+        self._admission = admission
         self._log = structlog.get_logger(method=name)
 
-    def handler(self) -> "grpc.RpcMethodHandler[Any, Any]":
-        """For `grpc.method_handlers_generic_handler`."""
+    def handler(self, principal: Principal) -> "grpc.RpcMethodHandler[Any, Any]":
+        """For one call, by `principal`."""
         make = grpc.unary_stream_rpc_method_handler if self._is_stream else grpc.unary_unary_rpc_method_handler
         serialize = None if self._is_stream else _serialize
-        return make(self._call, request_deserializer=self._parse, response_serializer=serialize)
+        call = partial(self._call, principal)
+        return make(call, request_deserializer=self._parse, response_serializer=serialize)
+
+    def refusal(self, error: ApiError) -> "grpc.RpcMethodHandler[Any, Any]":
+        """For a call that is not let in. Its bytes are not even read as a message."""
+        make = grpc.unary_stream_rpc_method_handler if self._is_stream else grpc.unary_unary_rpc_method_handler
+        return make(partial(self._refuse, error))
 
     def _parse(self, packed: bytes) -> RequestT | _Malformed | int:
         if len(packed) > self._max_request_bytes:
@@ -219,20 +199,30 @@ class Method(Generic[RequestT]):
             return _Malformed()
 
     async def _call(
-        self, request: RequestT | _Malformed | int, context: "grpc.aio.ServicerContext[Any, Any]"
+        self,
+        principal: Principal,
+        request: RequestT | _Malformed | int,
+        context: "grpc.aio.ServicerContext[Any, Any]",
     ) -> Message | None:
-        call = Call(GrpcConnection(context))
+        call = Call(GrpcConnection(context), principal)
         self._gate.enter()
         try:
             answer = await self.run(request, call)
             context.set_trailing_metadata(call.trailing)
             return answer
         except ApiError as error:
-            status = to_wire(error, call.trace_id)
-            await context.abort(status.code, status.message, (*call.trailing, *status.trailing))
+            await _abort(context, error, call)
             raise AssertionError("abort raises") from None
         finally:
             self._gate.leave()
+
+    async def _refuse(self, error: ApiError, _: bytes, context: "grpc.aio.ServicerContext[Any, Any]") -> None:
+        call = Call(GrpcConnection(context), NOBODY)
+        call.failure = error.reason
+        if self._observer is not None:
+            self._observer.began(self._name, call)
+            self._observer.ended(self._name, call)
+        await _abort(context, error, call)
 
     async def run(self, request: RequestT | _Malformed | int, call: Call) -> Message | None:
         """Serves one call, whatever it came by; the caller counts it in the gate.
@@ -242,7 +232,7 @@ class Method(Generic[RequestT]):
         if self._observer is not None:
             self._observer.began(self._name, call)
         try:
-            return await self._serve_counted(request, call)
+            return await self._serve_in_time(request, call)
         except ApiError as error:
             call.failure = error.reason
             raise
@@ -258,6 +248,19 @@ class Method(Generic[RequestT]):
             if self._observer is not None:
                 self._observer.ended(self._name, call)
 
+    async def _serve_in_time(self, request: RequestT | _Malformed | int, call: Call) -> Message | None:
+        if call.ends_at is None:
+            return await self._serve_counted(request, call)
+        # Whatever ends by itself at its deadline gets half of the margin to say so.
+        scope = asyncio.timeout(max(0.0, call.ends_at + call.margin_s / 2 - time.monotonic()))
+        try:
+            async with scope:
+                return await self._serve_counted(request, call)
+        except TimeoutError:
+            if not scope.expired():
+                raise
+            raise ApiError(Reason.DEADLINE, "the call's deadline has passed") from None
+
     async def _serve_counted(self, request: RequestT | _Malformed | int, call: Call) -> Message | None:
         match request:
             case _Malformed():
@@ -266,9 +269,9 @@ class Method(Generic[RequestT]):
                 limits = (("max_request_bytes", str(self._max_request_bytes)),)
                 message = f"{request} bytes are more than a request may have, {self._max_request_bytes}"
                 raise ApiError(GatewayReason.REQUEST_TOO_LARGE, message, limits=limits)
+        self._gate.check(self._admission)
         if not self._is_stream:
             return await self._serve(request, call)
-        self._gate.check_stream()
         self._gate.num_streams += 1
         try:
             return await self._serve(request, call)
@@ -283,6 +286,17 @@ def refuse_unbuilt(name: str) -> Callable[[Message, Call], Awaitable[Message | N
         raise ApiError(GatewayReason.NOT_IMPLEMENTED, f"{name} is not built yet")
 
     return serve
+
+
+def end_margin_s(left_s: float) -> float:
+    """How long before a deadline that is `left_s` away a call should end."""
+    return min(max(left_s * _MARGIN_SHARE, _MIN_MARGIN_S), _MAX_MARGIN_S, max(0.0, left_s) / 2)
+
+
+async def _abort(context: "grpc.aio.ServicerContext[Any, Any]", error: ApiError, call: Call) -> None:
+    """Ends the call with the status of `error`; raises, as the library has it."""
+    status = to_wire(error, call.trace_id)
+    await context.abort(status.code, status.message, (*call.trailing, *status.trailing))
 
 
 def _serialize(message: Message) -> bytes:

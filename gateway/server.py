@@ -4,7 +4,7 @@ Both run on one event loop. Keepalive agrees with what the client library does, 
 pinging too often.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any
 
 import grpc
@@ -15,13 +15,19 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from chairlift.runtime.addresses import AddressError
 from chairlift.runtime.settings import GatewaySettings
 from chairlift.v1 import inference_pb2, ops_pb2
-from gateway.call import Call, Gate, Method, Observer, refuse_unbuilt
+from gateway.call import Call, Method, Observer, refuse_unbuilt
+from gateway.gate import Admission, Gate
+from gateway.security.authenticator import Authenticator
+from gateway.security.guard import Guard
+from gateway.security.tls import ServerTls
 
 INFERENCE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
 OPS = ops_pb2.DESCRIPTOR.services_by_name["OpsService"]
 _HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+_ADMISSIONS = {"Generate": Admission.NEW_WORK, "Cancel": Admission.ALWAYS}
 
 ServeMethod = Callable[[Any, Call], Awaitable[Message | None]]
 
@@ -53,18 +59,18 @@ def make_server(
     gate: Gate,
     standard_health: Health,
     settings: GatewaySettings,
+    authenticator: Authenticator,
     observer: Observer | None = None,
 ) -> grpc.aio.Server:
     """A server, without a port yet, of `methods` by name; declared methods that are not there answer UNIMPLEMENTED.
 
-    `observer` hears of streams.
+    Nothing on it is reached but through its guard. `observer` hears of streams.
     """
     unknown = methods.keys() - {method.name for method in service.methods}
     if unknown:
         raise ValueError(f"{service.full_name} has no method {sorted(unknown)[0]}")
-    server = grpc.aio.server(options=_options(settings))
-    handlers = {
-        method.name: Method(
+    guarded = {
+        f"/{service.full_name}/{method.name}": Method(
             method.name,
             GetMessageClass(method.input_type),
             methods.get(method.name) or refuse_unbuilt(method.name),
@@ -72,14 +78,34 @@ def make_server(
             is_stream=method.server_streaming,
             max_request_bytes=settings.max_request_bytes,
             observer=observer if method.server_streaming else None,
-        ).handler()
+            admission=_ADMISSIONS.get(method.name, Admission.SERVED),
+        )
         for method in service.methods
     }
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.full_name, handlers),))
+    guard = Guard(authenticator, guarded, _open_services(settings))
+    server = grpc.aio.server(interceptors=(guard,), options=_options(settings))
     health_pb2_grpc.add_HealthServicer_to_server(standard_health.servicer, server)
     if settings.reflection:
         reflection.enable_server_reflection((service.full_name, _HEALTH, reflection.SERVICE_NAME), server)
     return server
+
+
+def bind(server: grpc.aio.Server, address: str, setting: str, tls: ServerTls | None) -> int:
+    """The port that `server` has got on `address`. Raises AddressError."""
+    try:
+        port = server.add_insecure_port(address) if tls is None else server.add_secure_port(address, tls.credentials())
+    except RuntimeError:
+        port = 0
+    if not port:
+        raise AddressError(f"{setting} = {address}: cannot be listened on; is the port in use?")
+    return port
+
+
+def _open_services(settings: GatewaySettings) -> Iterator[str]:
+    if settings.health_without_auth:
+        yield _HEALTH
+    if settings.reflection_without_auth:
+        yield reflection.SERVICE_NAME
 
 
 def _options(settings: GatewaySettings) -> list[tuple[str, int]]:

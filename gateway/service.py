@@ -5,19 +5,19 @@ import gc
 import socket
 import time
 
-import grpc.aio
 import structlog
 
 from chairlift.ipc.common import Reason
 from chairlift.runtime import sockets
-from chairlift.runtime.addresses import AddressError, check_exposure, parse_address
+from chairlift.runtime.addresses import parse_address
+from chairlift.runtime.exposure import gateway_addresses
 from chairlift.runtime.model_source import ModelSource, fingerprint_model
 from chairlift.runtime.probes import ProbeServer, ProcessState
 from chairlift.runtime.process import StopSignal, new_epoch
 from chairlift.runtime.settings import Settings
 from chairlift.runtime.tracing import Tracing
-from gateway.call import Gate
 from gateway.errors.api_error import ApiError
+from gateway.gate import Gate
 from gateway.link.replicas import Replicas
 from gateway.methods.generate import GenerateMethod
 from gateway.methods.models import GetModelMethod, ListModelsMethod
@@ -28,7 +28,8 @@ from gateway.methods.resume import CancelMethod, ExplainMethod, ResumeMethod
 from gateway.methods.served_model import ServedModel
 from gateway.methods.tokens import DetokenizeMethod, TokenizeMethod
 from gateway.observing import CallObserver
-from gateway.server import INFERENCE, OPS, Health, ServeMethod, make_server
+from gateway.security.secret_files import SecretFiles
+from gateway.server import INFERENCE, OPS, Health, ServeMethod, bind, make_server
 from gateway.streams.generation_table import GenerationTable, StreamLimits
 from gateway.text.model_text import ModelText
 from gateway.text.prompt_encoder import PromptEncoder
@@ -46,14 +47,15 @@ class GatewayService:
     def __init__(
         self, settings: Settings, source: ModelSource, text: ModelText, tracing: Tracing | None = None
     ) -> None:
-        """Checks addresses and endpoints; owns `tracing`. Raises AddressError and EndpointError; opens nothing yet."""
+        """Checks addresses, endpoints and secrets; owns `tracing`; opens nothing yet.
+
+        Raises AddressError, EndpointError and SecretsError.
+        """
         own = settings.gateway
         self._settings = settings
         self._log = structlog.get_logger()
-        allow = own.allow_insecure_public
-        self._listen = check_exposure(parse_address(own.listen, "gateway.listen"), "gateway.listen", allow_public=allow)
-        ops = parse_address(own.ops_listen, "gateway.ops_listen", own.index)
-        self._ops_listen = check_exposure(ops, "gateway.ops_listen", allow_public=allow)
+        self._addresses = gateway_addresses(own)
+        self._secrets = SecretFiles(own)
         epoch = new_epoch()
         name = f"gateway-{own.index}@{socket.gethostname()}"
         self._identity = GatewayIdentity(name, epoch, time.time(), time.monotonic())
@@ -85,10 +87,11 @@ class GatewayService:
         )
         model = ServedModel(settings.model.served_name or source.name, text, self._encoder, self._replicas, own)
         self._observer = CallObserver(model.name, lambda: self._gate.num_streams, tracing)
+        who = self._secrets.authenticator
         self._public = make_server(
-            INFERENCE, self._inference_methods(model), self._gate, self._health, own, self._observer
+            INFERENCE, self._inference_methods(model), self._gate, self._health, own, who, self._observer
         )
-        self._ops = make_server(OPS, self._ops_methods(), Gate(own.max_concurrent_streams), self._health, own)
+        self._ops = make_server(OPS, self._ops_methods(), Gate(own.max_concurrent_streams), self._health, own, who)
         self._probes: ProbeServer | None = None
         self.port = 0
         """The bound public port, once `start` has returned."""
@@ -106,8 +109,9 @@ class GatewayService:
         if listen:
             probe = parse_address(listen, "gateway.metrics_listen", self._settings.gateway.index)
             self._probes = ProbeServer(str(probe), self.state, self._observer.exposition)
-        self.port = _bind(self._public, str(self._listen), "gateway.listen")
-        self.ops_port = _bind(self._ops, str(self._ops_listen), "gateway.ops_listen")
+        public, ops = str(self._addresses.public), str(self._addresses.ops)
+        self.port = bind(self._public, public, "gateway.listen", self._secrets.public_tls)
+        self.ops_port = bind(self._ops, ops, "gateway.ops_listen", self._secrets.ops_tls)
         await self._health.set_live()
         await self._health.set_ready(False)
         await self._public.start()
@@ -124,7 +128,7 @@ class GatewayService:
         stopped = asyncio.Event()
         loop = asyncio.get_running_loop()
         loop.add_reader(stop.fileno(), stopped.set)
-        keepers = [asyncio.create_task(self._keep_time()), asyncio.create_task(self._keep_health())]
+        keepers = [asyncio.create_task(keep()) for keep in (self._keep_time, self._keep_health, self._keep_secrets)]
         gc.collect()
         gc.freeze()
         try:
@@ -159,14 +163,12 @@ class GatewayService:
         self._log.info("gateway_draining", streams=self._gate.num_streams)
         self._drain_here(True, None)
         await self._health.set_ready(False)
-        # Connections are told to go away at once; what is open on them goes on.
-        stopping = asyncio.create_task(self._public.stop(timeout_s + 2 * _LAST_WORDS_S))
+        # The port stays open: who comes now is told to go elsewhere, who is in may still cancel, resume and ask.
         if not await self._gate.wait_idle(timeout_s):
             self._log.info("drain_timed_out", streams=self._gate.num_streams)
             self._table.cut_all(_ending())
             await self._gate.wait_idle(_LAST_WORDS_S)
         await self._public.stop(None)
-        await stopping
         self._log.info("gateway_stopped")
 
     async def _keep_time(self) -> None:
@@ -182,6 +184,12 @@ class GatewayService:
             ready = self._replicas.is_ready and not self._gate.is_draining
             self.state.set_ready(ready, "" if ready else self._why_not_ready())
             await self._health.set_ready(ready)
+
+    async def _keep_secrets(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.gateway.secret_poll_interval_s)
+            # A mounted file may be slow to read.
+            await asyncio.to_thread(self._secrets.reload)
 
     def _why_not_ready(self) -> str:
         if self._gate.is_draining:
@@ -238,16 +246,6 @@ def _endpoints(settings: Settings) -> list[str]:
     if not settings.gateway.replicas:
         return [sockets.gateway_endpoint(settings.ipc)]
     return [sockets.check_endpoint(endpoint, settings.ipc) for endpoint in settings.gateway.replicas]
-
-
-def _bind(server: grpc.aio.Server, address: str, setting: str) -> int:
-    try:
-        port = server.add_insecure_port(address)
-    except RuntimeError:
-        port = 0
-    if not port:
-        raise AddressError(f"{setting} = {address}: cannot be listened on; is the port in use?")
-    return port
 
 
 def _ending() -> ApiError:

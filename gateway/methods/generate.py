@@ -24,9 +24,6 @@ from gateway.validation.prompt import check_prompt_length
 from gateway.validation.spec import ChatInput, GenerateSpec, IdsInput, PromptInput, TextInput
 from gateway.validation.violations import Violations
 
-TENANT = "default"
-"""Of every caller, until callers are told apart."""
-
 _SEED_BITS = 53
 """A seed of ours is exact in every language's numbers."""
 _DEADLINE_MARGIN = 0.02
@@ -47,14 +44,14 @@ class GenerateMethod:
         deadline = arrived_at + deadline_s(call.seconds_left(), self._model.settings.max_request_duration_s)
         if request.WhichOneof("input") == "messages":
             call.operation = "chat"
-        self._model.check_name(request.model)
+        self._model.check_name(request.model, call.principal)
         limits = self._model.limits()
         spec = check_generate(request, limits)
         request_id = spec.request_id or f"gen-{secrets.token_hex(12)}"
         call.add_trailing("x-request-id", request_id)
         ids = await self._prompt_ids(spec, limits)
         state = self._state(spec, ids)
-        key = RequestKey(TENANT, request_id)
+        key = RequestKey(call.principal.own_tenant, request_id)
         submission = Submission(_submit(key, spec, ids, state, limits, call), arrived_at, deadline)
         generation = self._table.submit(key, submission, state)
         try:
@@ -142,7 +139,7 @@ def _submit(
         sampling=msgspec.structs.replace(spec.sampling, seed=seed),
         n=spec.n,
         max_tokens=_max_tokens(spec, len(ids), limits),
-        priority=spec.priority,
+        priority=call.principal.cap_priority(spec.priority),
         queue_timeout_in_ns=spec.queue_timeout_ns,
         ttft_slo_ns=spec.ttft_slo_ns,
         itl_slo_ns=spec.itl_slo_ns,

@@ -7,6 +7,7 @@ from gateway.errors.api_error import refuse_field
 from gateway.link.replicas import Replicas
 from gateway.methods.resume import refuse_unknown_fields
 from gateway.methods.served_model import ServedModel
+from gateway.security.principal import Principal
 from gateway.validation.limits import MAX_LOGIT_BIAS_ENTRIES, MAX_STOP_TOKEN_IDS, RequestLimits
 
 
@@ -17,12 +18,14 @@ class ListModelsMethod:
         self._model = model
         self._replicas = replicas
 
-    async def __call__(self, request: pb.ListModelsRequest, _: Call) -> pb.ListModelsResponse:
-        """The models served. Raises ApiError until a replica has told of its own."""
+    async def __call__(self, request: pb.ListModelsRequest, call: Call) -> pb.ListModelsResponse:
+        """The models served to the caller. Raises ApiError until a replica has told of its own."""
         refuse_unknown_fields(request)
         if request.page_token:
             raise refuse_field("page_token", "is no token of this service")
-        return pb.ListModelsResponse(models=[describe(self._model, self._replicas)])
+        if not call.principal.may_use_model(self._model.name):
+            return pb.ListModelsResponse()
+        return pb.ListModelsResponse(models=[describe(self._model, self._replicas, call.principal)])
 
 
 class GetModelMethod:
@@ -32,15 +35,15 @@ class GetModelMethod:
         self._model = model
         self._replicas = replicas
 
-    async def __call__(self, request: pb.GetModelRequest, _: Call) -> pb.GetModelResponse:
+    async def __call__(self, request: pb.GetModelRequest, call: Call) -> pb.GetModelResponse:
         """One model. Raises ApiError."""
         refuse_unknown_fields(request)
-        self._model.check_name(request.model)
-        return pb.GetModelResponse(model=describe(self._model, self._replicas))
+        self._model.check_name(request.model, call.principal)
+        return pb.GetModelResponse(model=describe(self._model, self._replicas, call.principal))
 
 
-def describe(model: ServedModel, replicas: Replicas) -> pb.Model:
-    """The served model with the limits in force. Raises ApiError until a replica has told of its own."""
+def describe(model: ServedModel, replicas: Replicas, principal: Principal) -> pb.Model:
+    """The served model with the limits in force for the caller. Raises ApiError until a replica has told of its own."""
     info, limits = model.info(), model.limits()
     in_force = next((link.limits for link in replicas.links if link.is_attached and link.limits is not None), None)
     return pb.Model(
@@ -50,7 +53,7 @@ def describe(model: ServedModel, replicas: Replicas) -> pb.Model:
         dtype=info.dtype,
         quantization=info.quantization or "none",
         kv_capacity_tokens=info.kv_capacity_tokens,
-        limits=_limits(limits, in_force),
+        limits=_limits(limits, in_force, principal),
         num_parameters=info.num_parameters,
         fingerprint=info.fingerprint,
         eos_token_ids=info.eos_token_ids,
@@ -59,7 +62,7 @@ def describe(model: ServedModel, replicas: Replicas) -> pb.Model:
     )
 
 
-def _limits(limits: RequestLimits, replica: front.ReplicaLimits | None) -> pb.Limits:
+def _limits(limits: RequestLimits, replica: front.ReplicaLimits | None, principal: Principal) -> pb.Limits:
     return pb.Limits(
         max_prompt_tokens=max(0, limits.max_prompt_tokens),
         default_max_tokens=limits.default_max_tokens,
@@ -71,7 +74,7 @@ def _limits(limits: RequestLimits, replica: front.ReplicaLimits | None) -> pb.Li
         max_logprobs=limits.max_logprobs,
         max_prompt_logprobs=limits.max_logprobs,
         max_chat_messages=limits.max_chat_messages,
-        max_priority=limits.max_priority,
+        max_priority=principal.cap_priority(limits.max_priority),
         max_request_bytes=limits.max_request_bytes,
         max_request_duration_ms=limits.max_request_duration_s * 1e3,
         max_detach_grace_ms=limits.max_detach_grace_s * 1e3,

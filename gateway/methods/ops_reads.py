@@ -12,7 +12,8 @@ import chairlift
 from chairlift.ipc import front
 from chairlift.ipc.common import PROTOCOL_MAJOR, PROTOCOL_MINOR
 from chairlift.v1 import ops_pb2 as pb
-from gateway.call import Call, Gate
+from gateway.call import Call
+from gateway.gate import Gate
 from gateway.link.replica_link import ReplicaLink
 from gateway.link.replicas import Replicas
 from gateway.streams.generation_table import GenerationTable

@@ -11,7 +11,6 @@ from gateway.call import Call
 from gateway.errors.api_error import ApiError
 from gateway.link.replica_link import ReplicaLink
 from gateway.link.replicas import Answer, Replicas, RequestKey
-from gateway.methods.generate import TENANT
 from gateway.methods.streaming import stream
 from gateway.streams.generation import Generation, Phase
 from gateway.streams.generation_table import GenerationTable
@@ -42,7 +41,7 @@ class ResumeMethod:
         offsets = _check_resume(request)
         token = decode_token(request.stream_token) if request.stream_token else None
         call.add_trailing("x-request-id", request.request_id)
-        key = RequestKey(TENANT, request.request_id)
+        key = RequestKey(call.principal.own_tenant, request.request_id)
         links = self._replicas.candidates(key, token.replica_id if token is not None else None)
         if not links:
             raise self._replicas.why_none()
@@ -67,7 +66,7 @@ class CancelMethod:
     def __init__(self, replicas: Replicas) -> None:
         self._replicas = replicas
 
-    async def __call__(self, request: pb.CancelRequest, _: Call) -> pb.CancelResponse:
+    async def __call__(self, request: pb.CancelRequest, call: Call) -> pb.CancelResponse:
         """Ends a request of the caller's wherever it is. UNKNOWN too where a replica that may have it cannot be asked:
         a client that cancels has no use for an error.
         """
@@ -75,7 +74,8 @@ class CancelMethod:
         if not is_request_id(request.request_id):
             return pb.CancelResponse(outcome=pb.CANCEL_OUTCOME_UNKNOWN)
         try:
-            outcome = await cancel_everywhere(self._replicas, RequestKey(TENANT, request.request_id))
+            key = RequestKey(call.principal.own_tenant, request.request_id)
+            outcome = await cancel_everywhere(self._replicas, key)
         except ApiError:
             outcome = CancelOutcome.UNKNOWN
         return pb.CancelResponse(outcome=pb.CancelOutcome.ValueType(outcome))
@@ -87,13 +87,13 @@ class ExplainMethod:
     def __init__(self, replicas: Replicas) -> None:
         self._replicas = replicas
 
-    async def __call__(self, request: pb.ExplainRequest, _: Call) -> pb.ExplainResponse:
+    async def __call__(self, request: pb.ExplainRequest, call: Call) -> pb.ExplainResponse:
         """Where the time of a request of the caller's went. Raises ApiError."""
         violations = Violations()
         violations.check_unknown_fields(request, "")
         check_request_id(request.request_id, violations)
         violations.raise_if_any()
-        key = RequestKey(TENANT, request.request_id)
+        key = RequestKey(call.principal.own_tenant, request.request_id)
         links = self._replicas.candidates(key)
         if not links:
             raise self._replicas.why_none()

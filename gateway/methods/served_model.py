@@ -4,6 +4,7 @@ from chairlift.ipc.front import ModelInfo
 from chairlift.runtime.settings import GatewaySettings
 from gateway.errors.api_error import ApiError, GatewayReason
 from gateway.link.replicas import Replicas
+from gateway.security.principal import Principal
 from gateway.text.model_text import ModelText
 from gateway.text.prompt_encoder import PromptEncoder
 from gateway.validation.limits import RequestLimits, make_limits
@@ -22,10 +23,11 @@ class ServedModel:
         self._replicas = replicas
         self._limits: tuple[ModelInfo, RequestLimits] | None = None
 
-    def check_name(self, name: str) -> None:
-        """An empty name stands for the only model. Raises ApiError for one that is not served."""
+    def check_name(self, name: str, principal: Principal) -> None:
+        """An empty name stands for the only model. Raises ApiError for one that is not served, or not to the caller."""
         if name not in ("", self.name):
             raise ApiError(GatewayReason.UNKNOWN_MODEL, "no such model is served here", limits=(("served", self.name),))
+        principal.check_model(self.name)
 
     def info(self) -> ModelInfo:
         """What the replicas serve. Raises ApiError (UNAVAILABLE) until one has told."""

@@ -17,9 +17,9 @@ class TokenizeMethod:
     def __init__(self, model: ServedModel) -> None:
         self._model = model
 
-    async def __call__(self, request: pb.TokenizeRequest, _: Call) -> pb.TokenizeResponse:
+    async def __call__(self, request: pb.TokenizeRequest, call: Call) -> pb.TokenizeResponse:
         """Token ids and their bytes. Raises ApiError."""
-        self._model.check_name(request.model)
+        self._model.check_name(request.model, call.principal)
         violations = Violations()
         violations.check_unknown_fields(request, "")
         special = request.add_special_tokens if request.HasField("add_special_tokens") else None
@@ -43,9 +43,9 @@ class DetokenizeMethod:
     def __init__(self, model: ServedModel) -> None:
         self._model = model
 
-    async def __call__(self, request: pb.DetokenizeRequest, _: Call) -> pb.DetokenizeResponse:
+    async def __call__(self, request: pb.DetokenizeRequest, call: Call) -> pb.DetokenizeResponse:
         """Text of token ids. Raises ApiError."""
-        self._model.check_name(request.model)
+        self._model.check_name(request.model, call.principal)
         violations, tokenizer = Violations(), self._model.text.tokenizer
         violations.check_unknown_fields(request, "")
         check_token_ids(request.token_ids, "token_ids", tokenizer.vocab_size, violations)

@@ -82,3 +82,6 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
 
 ANYBODY = Principal(name="anybody", role=Role.ADMIN, tenant=DEFAULT_TENANT)
 """Every caller, where authentication is off: the port itself is what is trusted."""
+
+NOBODY = Principal(name="nobody", role=Role.USER, tenant=None, models=frozenset(), methods=frozenset())
+"""Whoever was not let in."""
