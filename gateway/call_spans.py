@@ -3,12 +3,13 @@
 OpenTelemetry's own interceptor for grpc.aio breaks ``Health/Watch`` and ends a cancelled stream as if it had gone well.
 """
 
-from opentelemetry.trace import SpanKind, Status, StatusCode
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 
 from chairlift.ipc.common import FinishReason
 from chairlift.runtime.tracing import Tracing, context_of
 from gateway.call import Call
 from gateway.errors.table import status_rule
+from gateway.streams.generation import Generation
 
 _SERVICE = "chairlift.v1.InferenceService"
 
@@ -27,11 +28,13 @@ class CallSpans:
         tracer = self._tracing.tracer
         call.trace_as(tracer.start_span(f"{_SERVICE}/{method}", context, SpanKind.SERVER, attributes))
 
-    def ended(self, call: Call) -> None:
-        """Ends the call's span, whatever the call came to."""
+    def ended(self, call: Call, first_token_at: float | None = None) -> None:
+        """Ends the call's span, whatever the call came to; `first_token_at` is of the monotonic clock."""
         span = call.span
         if not span.is_recording():
             return
+        if first_token_at is not None:
+            span.set_attribute("gen_ai.response.time_to_first_chunk", first_token_at - call.arrived_at)
         code = status_rule(call.failure).code.value[0] if call.failure else 0
         span.set_attribute("rpc.grpc.status_code", code)
         span.set_attribute("gen_ai.operation.name", call.operation)
@@ -39,7 +42,7 @@ class CallSpans:
         span.set_attribute("gen_ai.request.model", self._model)
         generation = call.generation
         if generation is not None:
-            span.set_attribute("chairlift.request_id", generation.key.request_id)
+            _describe_request(span, generation)
             span.set_attribute("gen_ai.usage.output_tokens", sum(len(choice.ids) for choice in generation.choices))
             ends = [choice.end for choice in generation.choices if choice.end is not None]
             span.set_attribute("gen_ai.response.finish_reasons", [_reason_name(end.reason) for end in ends])
@@ -51,6 +54,20 @@ class CallSpans:
     def close(self) -> None:
         """Exports what is left, within a bounded time."""
         self._tracing.close()
+
+
+def _describe_request(span: Span, generation: Generation) -> None:
+    span.set_attribute("chairlift.request_id", generation.key.request_id)
+    span.set_attribute("chairlift.replica_id", generation.replica_id)
+    if generation.submission is None:
+        return
+    submit = generation.submission.submit
+    span.set_attribute("gen_ai.usage.input_tokens", generation.submission.prompt_tokens)
+    span.set_attribute("gen_ai.request.choice.count", submit.n)
+    span.set_attribute("gen_ai.request.temperature", submit.sampling.temperature)
+    span.set_attribute("gen_ai.request.top_p", submit.sampling.top_p)
+    if submit.max_tokens is not None:
+        span.set_attribute("gen_ai.request.max_tokens", submit.max_tokens)
 
 
 def _reason_name(reason: int) -> str:

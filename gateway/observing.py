@@ -1,4 +1,4 @@
-"""What is told of the calls that ask for tokens: the metrics of OpenTelemetry's conventions for GenAI, ours, and spans.
+"""What is told of the calls that ask for tokens: OpenTelemetry's metrics for GenAI, ours, spans, and a line of the log.
 
 Everything is recorded at a call's end, from what its generation knows then; nothing happens for a token. No text of a
 request or an output is in it.
@@ -6,6 +6,9 @@ request or an output is in it.
 
 import time
 from collections.abc import Callable
+
+from opentelemetry.context import Context
+from opentelemetry.trace import set_span_in_context
 
 from chairlift.ipc.common import Reason
 from chairlift.runtime.metric_table import (
@@ -17,10 +20,12 @@ from chairlift.runtime.metric_table import (
     TIME_TO_FIRST_TOKEN,
 )
 from chairlift.runtime.metrics import ProcessMetrics
+from chairlift.runtime.span_metrics import observe_spans
 from chairlift.runtime.tracing import Tracing
 from gateway.call import Call
 from gateway.call_spans import CallSpans
 from gateway.errors.table import STATUS_RULES, status_rule
+from gateway.request_log import RequestLog
 from gateway.streams.generation import Generation
 
 _OTHER = "_OTHER"
@@ -40,6 +45,8 @@ class CallObserver:
         self._metrics.observe(REQUESTS, self._codes.copy)
         self._metrics.observe(REFUSALS, self._refusals.copy)
         self._metrics.observe(OPEN_STREAMS, num_streams)
+        observe_spans(self._metrics, tracing)
+        self._log = RequestLog()
         self._duration = self._metrics.histogram(REQUEST_DURATION)
         self._first_token = self._metrics.histogram(TIME_TO_FIRST_TOKEN)
         self._output_token = self._metrics.histogram(TIME_PER_OUTPUT_TOKEN)
@@ -62,36 +69,40 @@ class CallObserver:
     def ended(self, method: str, call: Call) -> None:
         """The call is over; `call.failure` says how."""
         failure = call.failure
-        self._codes[status_rule(failure).code.name if failure else "OK"] += 1
+        code = status_rule(failure).code.name if failure else "OK"
+        self._codes[code] += 1
         error_type = failure if failure in STATUS_RULES else _OTHER
         generation = call.generation
         is_in = generation is not None and generation.is_accepted
         if failure and failure != Reason.CANCELLED and not is_in:
             self._refusals[error_type] += 1
+        first_at = None if generation is None else _first_token_at(generation)
         if method == "Generate":
-            self._record(call, error_type if failure else "")
+            self._record(call, error_type if failure else "", first_at)
+        self._log.ended(method, code, call, first_at)
         if self._spans is not None:
-            self._spans.ended(call)
+            self._spans.ended(call, first_at)
 
-    def _record(self, call: Call, error_type: str) -> None:
+    def _record(self, call: Call, error_type: str, first_at: float | None) -> None:
         duration_s = time.monotonic() - call.arrived_at
+        # With its span, so that a sampled call becomes an exemplar.
+        context = set_span_in_context(call.span, Context())
         attributes = {
             "gen_ai.operation.name": call.operation,
             "gen_ai.provider.name": "chairlift",
             "gen_ai.request.model": self._model,
         }
         if error_type:
-            self._duration.record(duration_s, attributes | {"error.type": error_type})
+            self._duration.record(duration_s, attributes | {"error.type": error_type}, context)
             return
-        self._duration.record(duration_s, attributes)
-        first_at = None if call.generation is None else _first_token_at(call.generation)
+        self._duration.record(duration_s, attributes, context)
         if call.generation is None or first_at is None:
             return
         first_token_s = first_at - call.arrived_at
-        self._first_token.record(first_token_s, attributes)
+        self._first_token.record(first_token_s, attributes, context)
         longest = max(len(choice.ids) for choice in call.generation.choices)
         if longest > 1:
-            self._output_token.record((duration_s - first_token_s) / (longest - 1), attributes)
+            self._output_token.record((duration_s - first_token_s) / (longest - 1), attributes, context)
 
 
 def _first_token_at(generation: Generation) -> float | None:

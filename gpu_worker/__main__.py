@@ -15,6 +15,7 @@ from chairlift.runtime.settings import Settings
 from chairlift.runtime.settings_loader import parse_settings
 from chairlift.runtime.sockets import EndpointError
 from chairlift.runtime.telemetry import configure_logging
+from chairlift.runtime.tracing import open_tracing
 from gpu_worker.host_memory import limit_arenas
 from gpu_worker.threads import prepare_openmp, usable_cores
 
@@ -47,7 +48,8 @@ def _run(settings: Settings, num_threads: int, stop: StopSignal) -> int:
     torch.set_num_threads(num_threads)
     try:
         files = open_model(resolve_model(settings.model.source, settings.model.revision))
-        service = WorkerService(settings, files.config, FaultInjector.from_environ(os.environ))
+        faults = FaultInjector.from_environ(os.environ)
+        service = WorkerService(settings, files.config, faults, open_tracing("worker"))
     except (ModelNotFoundError, ModelLoadError) as error:
         return _give_up(ExitCode.MODEL, "model_cannot_be_loaded", error)
     except (UnusableSettingsError, EndpointError, OSError, ValueError) as error:

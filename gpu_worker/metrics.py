@@ -1,9 +1,12 @@
-"""The worker's metrics: what became of each plan, recorded once a step."""
+"""What is told of the worker: what became of each plan, as metrics, and as a span where the plan asks for one."""
 
 from chairlift.ipc.device import NeedSnapshot, Plan, StepDone, StepFailed
 from chairlift.ipc.tokens import unpack_u32
 from chairlift.runtime.metric_table import PLAN_SIZE, STEP_DURATION, WORKER_FAILED, WORKER_REFUSED, WORKER_STEPS
 from chairlift.runtime.metrics import ProcessMetrics
+from chairlift.runtime.span_metrics import observe_spans
+from chairlift.runtime.tracing import Tracing
+from gpu_worker.step_spans import StepSpans
 
 _DEVICE, _HOST = {"part": "device"}, {"part": "host"}
 _NS_PER_S = 1_000_000_000
@@ -12,17 +15,22 @@ _NS_PER_S = 1_000_000_000
 class WorkerMetrics:
     """Owns the counts. Written by the worker's loop, read by whoever scrapes."""
 
-    def __init__(self) -> None:
+    def __init__(self, tracing: Tracing | None = None) -> None:
+        """Owns `tracing`."""
+        self._spans = StepSpans(tracing) if tracing is not None else None
         self._steps = self._failed = self._refused = 0
         self._metrics = ProcessMetrics("worker")
         self._metrics.observe(WORKER_STEPS, lambda: self._steps)
         self._metrics.observe(WORKER_FAILED, lambda: self._failed)
         self._metrics.observe(WORKER_REFUSED, lambda: self._refused)
+        observe_spans(self._metrics, tracing)
         self._duration = self._metrics.histogram(STEP_DURATION)
         self._plan_size = self._metrics.histogram(PLAN_SIZE)
 
     def note(self, plan: Plan, result: StepDone | StepFailed | NeedSnapshot | None) -> None:
         """A plan was carried out, or not: None and NeedSnapshot are for one that did not follow."""
+        if self._spans is not None:
+            self._spans.note(plan, result)
         match result:
             case StepDone():
                 self._steps += 1
@@ -41,3 +49,5 @@ class WorkerMetrics:
     def close(self) -> None:
         """Exports what is left, within a bounded time."""
         self._metrics.close()
+        if self._spans is not None:
+            self._spans.close()

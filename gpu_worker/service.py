@@ -15,6 +15,7 @@ from chairlift.runtime.probes import ProbeServer, ProcessState
 from chairlift.runtime.process import ExitCode, StopSignal, new_epoch
 from chairlift.runtime.settings import Settings
 from chairlift.runtime.sockets import connect_dealer, worker_endpoint
+from chairlift.runtime.tracing import Tracing
 from gpu_worker.backends.choose import choose_backend
 from gpu_worker.engine import Engine, build_engine
 from gpu_worker.faults import FaultInjector
@@ -37,8 +38,10 @@ class StopRequestedError(Exception):
 class WorkerService:
     """Builds the process, runs it, takes it down. Main thread only."""
 
-    def __init__(self, settings: Settings, config: ModelConfig, faults: FaultInjector) -> None:
-        """Checks everything that can be checked without reading weights, then opens the probe's port.
+    def __init__(
+        self, settings: Settings, config: ModelConfig, faults: FaultInjector, tracing: Tracing | None = None
+    ) -> None:
+        """Checks everything that can be checked without reading weights, then opens the probe's port. Owns `tracing`.
 
         Raises UnusableSettingsError, EndpointError, or OSError when the port is taken.
         """
@@ -51,7 +54,7 @@ class WorkerService:
         self._progress = Progress()
         self.state = ProcessState(settings.worker.stuck_step_timeout_s)
         listen = settings.worker.metrics_listen
-        self._metrics = WorkerMetrics()
+        self._metrics = WorkerMetrics(tracing)
         self._probes = ProbeServer(listen, self.state, self._metrics.exposition) if listen else None
 
     def load(self, files: ModelFiles, stop: StopSignal) -> Engine:

@@ -25,6 +25,10 @@ class StoryEvent(msgspec.Struct, frozen=True):
     at_ns: int
     attributes: Attributes
 
+    def is_before_first_token(self, at_ns: int) -> bool:
+        """Where that came at `at_ns`. The result that has the last chunk has the first token too."""
+        return self.at_ns < at_ns or (self.at_ns == at_ns and self.name == "chunk")
+
 
 class Phase(msgspec.Struct, frozen=True):
     """A part of a request's life, in nanoseconds since its arrival."""
@@ -91,7 +95,7 @@ class Story:
         # What an earlier scheduler emitted came before this one's queue.
         prefill_end_ns = total_ns if first_ns is None else min(max(first_ns, queue_ns), total_ns)
         border = request.arrival_ns + prefill_end_ns
-        early = [event for event in self._events if first_ns is None or event.at_ns <= border]
+        early = [event for event in self._events if first_ns is None or event.is_before_first_token(border)]
         prefill: Attributes = {
             "gen_ai.usage.input_tokens": request.prompt_len,
             "chairlift.cached_tokens": request.cached_tokens,

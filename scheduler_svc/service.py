@@ -62,7 +62,7 @@ class SchedulerService:
             self.state = ProcessState()
             self.state.set_ready(False, "no worker yet")
             listen = settings.scheduler.metrics_listen
-            self._metrics = SchedulerMetrics(tracing)
+            self._metrics = SchedulerMetrics(tracing, settings.telemetry.max_tenant_series)
             self._probes = ProbeServer(listen, self.state, self._metrics.exposition) if listen else None
         except (sockets.EndpointError, OSError):
             self._context.destroy(linger=0)
@@ -71,6 +71,7 @@ class SchedulerService:
         self._operations = Operations(self._core, self._handle, self._load, self._workers, self._feed, self._epoch)
         self._wake_at: int | None = None
         self._next_beat = 0
+        self._busy_ns = 0
 
     def _bind(self, ipc: IpcSettings) -> tuple[GatewayLink, WorkerLink]:
         gateway_socket = sockets.bind_router(self._context, sockets.gateway_endpoint(ipc), ipc)
@@ -102,6 +103,7 @@ class SchedulerService:
             self._poller.poll(self._poll_timeout_ms())
             now = time.monotonic_ns()
             self._turn(now)
+            self._busy_ns += time.monotonic_ns() - now
             if stop.requested:
                 if deadline is None:
                     self._poller.unregister(stop.fileno())
@@ -205,7 +207,7 @@ class SchedulerService:
             self._next_beat = now + self._heartbeat_ns
             self._workers.beat()
             self._operations.keep_time(now)
-            self._metrics.latest = self._load()
+            self._metrics.report(self._load(), self._core, self._busy_ns)
             if self._spans is not None:
                 self._spans.end_due()
             self._gateways.broadcast(front.ReplicaBeat(self._epoch, self._metrics.latest))

@@ -131,6 +131,8 @@ def _end_request(state: SchedulerState, request: Request, now: int) -> None:
         request.tenant.num_queued_requests -= 1
     state.tenants.leave(request.tenant)
     finish_wait(state, request, now)
+    for reason, waited_ns in enumerate(request.waits.by_reason(state.clock, now)):
+        state.counters.waits_ns[reason] += waited_ns
     request.ended_ns = now
     request.prompt = request.prompt_hashes = b""
     del state.requests[request.key]

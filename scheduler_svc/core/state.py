@@ -7,6 +7,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 
 from chairlift.ipc import device, front
+from chairlift.ipc.common import WaitReason
 from scheduler_svc.core.batch import Batch
 from scheduler_svc.core.blocked import Blocked, VainSearch
 from scheduler_svc.core.blocks import BlockPool
@@ -56,6 +57,7 @@ class Counters:
         "refused",
         "stale_results",
         "steps",
+        "waits_ns",
     )
 
     def __init__(self) -> None:
@@ -70,6 +72,8 @@ class Counters:
         self.steps = 0
         self.failed_steps = 0
         self.stale_results = 0
+        self.waits_ns = [0] * (len(WaitReason) + 1)
+        """By WaitReason, of requests that have ended."""
 
 
 class Worker:

@@ -210,6 +210,14 @@ class Plan(Message, tag=32, frozen=True):
     """Rows that compute one token and sample."""
     chunks: bytes = b""
     """Pairs (row, number of tokens): prefill; samples where it reaches the row's end."""
+    traceparent: str = ""
+    """W3C trace context of this iteration's span, below which the worker makes one; empty where it has none."""
+
+
+class LogLevel(Message, tag=33, frozen=True):
+    """The lowest level that the worker logs from now on."""
+
+    level: str
 
 
 ToScheduler = WorkerHello | WorkerBeat | StepDone | StepFailed | NeedSnapshot | WorkerBye

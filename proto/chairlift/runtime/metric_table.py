@@ -82,7 +82,27 @@ REFUSALS = MetricSpec(
 )
 OPEN_STREAMS = MetricSpec("chairlift.gateway.streams", _GAUGE, "{stream}", "Streams open now.")
 
-GATEWAY = (REQUEST_DURATION, TIME_TO_FIRST_TOKEN, TIME_PER_OUTPUT_TOKEN, REQUESTS, REFUSALS, OPEN_STREAMS)
+SPANS_EXPORTED = MetricSpec(
+    "chairlift.telemetry.spans.exported", _COUNTER, "{span}", "Spans that were sent to the collector."
+)
+SPANS_DROPPED = MetricSpec(
+    "chairlift.telemetry.spans.dropped",
+    _COUNTER,
+    "{span}",
+    "Spans that were lost: queue_full, or export_failed.",
+    ("reason",),
+)
+_EVERYWHERE = (SPANS_EXPORTED, SPANS_DROPPED)
+
+GATEWAY = (
+    REQUEST_DURATION,
+    TIME_TO_FIRST_TOKEN,
+    TIME_PER_OUTPUT_TOKEN,
+    REQUESTS,
+    REFUSALS,
+    OPEN_STREAMS,
+    *_EVERYWHERE,
+)
 
 _S = "chairlift.scheduler."
 KV_USAGE = MetricSpec(
@@ -126,10 +146,68 @@ SCHEDULER_READINGS = {
     "malformed_messages": MetricSpec(
         f"{_S}malformed_messages", _COUNTER, "{message}", "Frames dropped because they were no message of their link."
     ),
+    "swapped": MetricSpec(f"{_S}swapped", _GAUGE, "{sequence}", "Waiting sequences whose KV lies in the host's pool."),
+    "host_blocks_total": MetricSpec(f"{_S}kv.host_blocks.limit", _GAUGE, "{block}", "Blocks of the host's pool."),
+    "host_blocks_used": MetricSpec(f"{_S}kv.host_blocks.used", _GAUGE, "{block}", "Those in use."),
+    "config_revision": MetricSpec(
+        f"{_S}config.revision", _GAUGE, "{revision}", "Revision of the scheduling configuration in force."
+    ),
 }
 """By the field of the load report that each tells."""
 
-SCHEDULER = (*SCHEDULER_READINGS.values(), KV_USAGE)
+KV_CACHED_SHARE = MetricSpec(
+    f"{_S}kv.cached_share", _GAUGE, "1", "Share of KV blocks that nobody uses, kept for prefix hits, 0 to 1."
+)
+SEATS = MetricSpec(f"{_S}seats.limit", _GAUGE, "{sequence}", "Seats that there are; 0 before the first worker is up.")
+TOKEN_BUDGET = MetricSpec(
+    f"{_S}token_budget.limit", _GAUGE, "{token}", "Tokens that one step may compute; 0 before the first worker is up."
+)
+TOKEN_BUDGET_USAGE = MetricSpec(
+    f"{_S}token_budget.usage", _GAUGE, "1", "Share of its token budget that the step in flight uses, 0 to 1."
+)
+QUEUE_WAIT = MetricSpec(
+    f"{_S}wait", _COUNTER, "s", "Time that requests which have ended had waited, by what they waited for.", ("reason",)
+)
+PREDICTION_ERROR = MetricSpec(
+    f"{_S}ttft_prediction.error",
+    _GAUGE,
+    "1",
+    "Mean error of the predicted time to the first token, recently: |told - actual| / actual.",
+)
+PREDICTIONS = MetricSpec(
+    f"{_S}ttft_prediction.checked", _COUNTER, "{prediction}", "Predictions of the first token that met the truth."
+)
+FAILED_STEPS = MetricSpec(f"{_S}steps.failed", _COUNTER, "{step}", "Steps that gave no result.")
+STALE_RESULTS = MetricSpec(
+    f"{_S}stale_results", _COUNTER, "{result}", "Results of another epoch or of no step in flight: dropped."
+)
+LOOP_BUSY = MetricSpec(
+    f"{_S}loop.busy", _COUNTER, "s", "Time that the loop worked; over steps it is what a step costs the scheduler."
+)
+TENANT_SERVICE = MetricSpec(
+    f"{_S}tenant.service",
+    _COUNTER,
+    "{token}",
+    "Tokens computed by tenant, each once; those beyond telemetry.max_tenant_series together as other.",
+    ("tenant",),
+)
+
+SCHEDULER = (
+    *SCHEDULER_READINGS.values(),
+    KV_USAGE,
+    KV_CACHED_SHARE,
+    SEATS,
+    TOKEN_BUDGET,
+    TOKEN_BUDGET_USAGE,
+    QUEUE_WAIT,
+    PREDICTION_ERROR,
+    PREDICTIONS,
+    FAILED_STEPS,
+    STALE_RESULTS,
+    LOOP_BUSY,
+    TENANT_SERVICE,
+    *_EVERYWHERE,
+)
 
 _W = "chairlift.worker."
 WORKER_STEPS = MetricSpec(f"{_W}steps", _COUNTER, "{step}", "Steps carried out.")
@@ -147,7 +225,7 @@ STEP_DURATION = MetricSpec(
 )
 PLAN_SIZE = MetricSpec(f"{_W}plan.size", _HISTOGRAM, "{token}", "Tokens computed in one step.", boundaries=_PLAN_TOKENS)
 
-WORKER = (WORKER_STEPS, WORKER_FAILED, WORKER_REFUSED, STEP_DURATION, PLAN_SIZE)
+WORKER = (WORKER_STEPS, WORKER_FAILED, WORKER_REFUSED, STEP_DURATION, PLAN_SIZE, *_EVERYWHERE)
 
 METRICS = {"gateway": GATEWAY, "scheduler": SCHEDULER, "worker": WORKER}
 """By process."""

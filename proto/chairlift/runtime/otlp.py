@@ -4,6 +4,8 @@ Knows no span and no metric. The exporters come with the extra ``otlp``; they ar
 """
 
 import importlib
+import os
+import socket
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -56,4 +58,10 @@ def process_resource(process: str, environ: Mapping[str, str]) -> Resource:
     """Who speaks: ``chairlift-<process>``, unless the standard variables name the service."""
     named = environ.get("OTEL_SERVICE_NAME") or "service.name=" in environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
     name = {} if named else {"service.name": f"chairlift-{process}"}
-    return Resource.create({"service.namespace": "chairlift", "service.version": chairlift.__version__} | name)
+    instance = f"{socket.gethostname()}-{os.getpid()}"
+    ours = {
+        "service.namespace": "chairlift",
+        "service.version": chairlift.__version__,
+        "service.instance.id": instance,
+    }
+    return Resource.create(ours | name)

@@ -10,6 +10,7 @@ import sys
 
 import structlog
 
+from chairlift.runtime.log_limits import LibraryLogs, WarningLimit
 from chairlift.runtime.settings import TelemetrySettings
 
 AUDIT_EVENT = "audit"
@@ -39,7 +40,8 @@ def drop_below_level(_: object, method: str, event: structlog.typing.EventDict) 
 def configure_logging(settings: TelemetrySettings, process: str) -> None:
     """Logs as JSON lines (or for a terminal) on stderr, each with its process's name and id.
 
-    The libraries' own logs below warning are left out. No event may carry prompt or output text.
+    Warnings that repeat are limited. The libraries' own logs below warning are left out. No event may carry prompt or
+    output text.
     """
     console = settings.log_format == "console" or (settings.log_format == "auto" and sys.stderr.isatty())
     renderer: structlog.typing.Processor = (
@@ -50,6 +52,7 @@ def configure_logging(settings: TelemetrySettings, process: str) -> None:
     structlog.configure(
         processors=[
             drop_below_level,
+            WarningLimit(),
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
@@ -60,5 +63,5 @@ def configure_logging(settings: TelemetrySettings, process: str) -> None:
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
-    logging.basicConfig(level=max(level, logging.WARNING), stream=sys.stderr, format="%(name)s %(message)s", force=True)
+    logging.basicConfig(level=max(level, logging.WARNING), handlers=[LibraryLogs()], force=True)
     structlog.contextvars.bind_contextvars(process=process, pid=os.getpid())
