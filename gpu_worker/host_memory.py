@@ -5,6 +5,8 @@ All of it is advice: on a system that does not know it, nothing happens. Imports
 
 import ctypes
 import mmap
+import re
+from pathlib import Path
 
 _HUGE_PAGE_BYTES = 2 << 20
 _M_ARENA_MAX = -8  # of glibc's malloc.h
@@ -35,6 +37,16 @@ def give_back_freed() -> None:
     """Returns freed memory to the system, for after a load."""
     if (trim := getattr(_libc(), "malloc_trim", None)) is not None:
         trim(0)
+
+
+def anonymous_bytes(status: Path = Path("/proc/self/status")) -> int:
+    """Memory of this process that is no page of a file, which is what a copy of weights would be; 0 where untold."""
+    try:
+        text = status.read_text()
+    except OSError:
+        return 0
+    found = re.search(r"^RssAnon:\s+(\d+) kB$", text, re.MULTILINE)
+    return int(found[1]) * 1024 if found else 0
 
 
 def _libc() -> ctypes.CDLL:

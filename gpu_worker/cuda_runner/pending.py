@@ -81,6 +81,10 @@ class PendingStep:
         """Whether the result can be read without waiting."""
         return self.download.mark.is_done()
 
+    def wait(self) -> None:
+        """Until it can. Any thread may call this."""
+        self.download.mark.wait()
+
     def row_logprobs(self, words: npt.NDArray[np.int32]) -> tuple[RowLogprobs, ...]:
         """Messages for the rows that asked, from the step's downloaded words."""
         most = (words.shape[1] - 2) // 2

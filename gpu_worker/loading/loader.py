@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from chairlift.runtime.model_source import ModelSource, SourceKind
-from gpu_worker.loading.assembler import Assembler
+from gpu_worker.loading.assembler import Assembler, MakeLinear
 from gpu_worker.loading.config import ModelConfig
 from gpu_worker.loading.gguf_config import read_gguf_config
 from gpu_worker.loading.gguf_file import GgufFile
@@ -16,6 +16,7 @@ from gpu_worker.loading.reader import Progress, no_progress
 from gpu_worker.loading.safetensors_source import SafetensorsSource
 from gpu_worker.loading.tensor_names import check_tensors, expected_tensors
 from gpu_worker.loading.tensor_source import TensorSource
+from gpu_worker.model.linear import DenseLinear
 from gpu_worker.model.weights import DecoderWeights
 
 
@@ -28,6 +29,7 @@ class LoadedModel:
     num_parameters: int
     """Elements of all tensors; tied embeddings count once."""
     weight_bytes: int
+    """As stored in `dtype` throughout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +50,15 @@ class ModelFiles:
         """Whether any weight is stored quantised."""
         return any(self.tensors.block_kind(name) is not None for name in expected_tensors(self.config))
 
-    def load(self, dtype: torch.dtype, device: torch.device, progress: Progress = no_progress) -> LoadedModel:
+    def load(
+        self,
+        dtype: torch.dtype,
+        device: torch.device,
+        progress: Progress = no_progress,
+        make_linear: MakeLinear = DenseLinear,
+    ) -> LoadedModel:
         """Reads the weights, in float32 or bfloat16. Raises ModelLoadError for damage inside one tensor's data."""
-        weights = Assembler(self.config, self.tensors, dtype, device, progress).build()
+        weights = Assembler(self.config, self.tensors, dtype, device, progress, make_linear).build()
         return LoadedModel(self.config, weights, self.num_parameters, self.num_parameters * dtype.itemsize)
 
 

@@ -13,6 +13,7 @@ from gpu_worker.loading.tensor_source import BlockKind
 
 _INDEX = "model.safetensors.index.json"
 _FLOAT_DTYPES = frozenset({"F64", "F32", "F16", "BF16"})
+_SLICE_BYTES = 64 << 20
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -75,8 +76,15 @@ class SafetensorsSource:
         return self._holder[name].shape(name)
 
     def copy_into(self, name: str, target: torch.Tensor) -> None:
-        """Copies from the mapped file: beside `target` only the page cache holds the tensor."""
-        target.copy_(self._holder[name].tensor(name))
+        """Copies from the mapped file: beside `target` only the page cache holds it, and a slice in the new dtype."""
+        mapped = self._holder[name].tensor(name)
+        if mapped.dtype == target.dtype or target.device.type == "cpu":
+            target.copy_(mapped)
+            return
+        # torch converts on the host before it copies to another device.
+        step = max(1, _SLICE_BYTES // max(1, mapped[:1].nbytes))
+        for start in range(0, len(mapped), step):
+            target[start : start + step].copy_(mapped[start : start + step])
 
     def block_kind(self, name: str) -> BlockKind | None:
         """None: these files hold plain numbers."""

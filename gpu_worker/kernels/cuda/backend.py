@@ -17,9 +17,10 @@ from gpu_worker.model.attention import AttentionLayout
 def load_decode(shape: AttentionShape, device: torch.device) -> CudaDecode:
     """The kernel for a shape on a device. Raises KernelArgumentError, CompilerError, DriverError, OSError."""
     major, minor = torch.cuda.get_device_capability(device)
+    cubin = cubin_for(shape, 10 * major + minor, cache_folder())
     # torch's context must exist before a module is loaded into it.
     torch.cuda.synchronize(device)
-    return CudaDecode(shape, Driver(), cubin_for(shape, 10 * major + minor, cache_folder()))
+    return CudaDecode(shape, Driver(), cubin)
 
 
 class CudaAttention:
@@ -31,11 +32,6 @@ class CudaAttention:
         self._triton = TritonAttention(shape, device)
         self._decode = decode
         self._shape = shape
-
-    @classmethod
-    def on_device(cls, shape: AttentionShape, device: torch.device) -> "CudaAttention":
-        """Raises what `load_decode` raises."""
-        return cls(shape, device, load_decode(shape, device))
 
     def prepare(self, layout: AttentionLayout) -> "CudaAttentionStep":
         """As `AttentionBackend.prepare`."""

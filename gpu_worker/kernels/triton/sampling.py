@@ -28,7 +28,7 @@ class SampledRows:
     """[n, parts] float32, with `best_token` int32."""
     best_token: torch.Tensor
     token_ids: torch.Tensor
-    """[n] int32: the tokens; -1: the logits hold NaN; -2: padding."""
+    """[n] int32: the tokens; -1: the logits hold NaN or no finite maximum; -2: padding."""
     lse: torch.Tensor
     """[n] float32: log of the sum of exp of the raw logits, for rows that ask for log-probabilities."""
     logprobs: torch.Tensor
@@ -81,7 +81,7 @@ def sample(logits: torch.Tensor, rows: torch.Tensor, state: RowState, found: Sam
     pass_block = min(4096, next_power_of_2(vocab_size))
     logprobs_kernel[(num_rows,)](
         logits, rows, state.integers, found.lse, found.top_ids, found.top_logprobs,
-        MOST=most, BLOCK=pass_block, num_warps=8, **sizes,
+        MOST=most, BLOCK=min(2048, pass_block), num_warps=8, **sizes,
     )  # fmt: skip
     adjust_block = min(2048, pass_block)
     adjust_logits_kernel[(num_rows, -(-vocab_size // adjust_block))](

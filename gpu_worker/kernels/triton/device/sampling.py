@@ -107,7 +107,8 @@ def choose_kernel(
 ):
     """Grid (num_rows, PARTS): the best token of BLOCK each, with noise where the row has a temperature.
 
-    best ``[num_rows, PARTS]`` float32, best_token int32: -1 where a logit is NaN. Lowest id among equals.
+    best ``[num_rows, PARTS]`` float32, best_token int32: -1 where a logit is NaN, or the largest
+    of a row with a temperature is infinite. Lowest id among equals.
     """
     place = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
@@ -125,11 +126,10 @@ def choose_kernel(
     num_nan = tl.sum((x != x).to(tl.int32), 0)
     if (needs & RANDOM) != 0:
         row_max = tl.load(row_max_ptr + place)
-        if row_max == float("-inf"):
+        # No distribution: every token is masked, or some are infinitely likely.
+        if tl.abs(row_max) == float("inf"):
             num_nan = num_nan + 1
         x = tl.div_rn(x - row_max, tl.load(floats_ptr + row * FLOATS + TEMPERATURE))
-        # An infinite logit beside an infinite largest one.
-        x = tl.where(x != x, float("inf"), x)
         x = tl.where(x < tl.load(threshold_ptr + place), float("-inf"), x)
         offset = tl.load(integers + NUM_KNOWN) - tl.load(integers + PROMPT_LEN)
         key0, key1 = row_keys(

@@ -11,6 +11,7 @@ from gpu_worker.kernels.triton.attention import paged_attention
 from gpu_worker.kernels.triton.attention_arguments import PagedKv
 from gpu_worker.kernels.triton.backend import TritonOps
 from gpu_worker.kernels.triton.decode import SplitWorkspace, paged_decode
+from gpu_worker.kernels.triton.int8_linear import int8_linear
 from gpu_worker.kernels.triton.norm import add_rms_norm, rms_norm
 from gpu_worker.kernels.triton.plan import StepRows, StepTokens, apply_plan, count_tokens, gather_step
 from gpu_worker.kernels.triton.rope_kv_write import KvTarget, rope_kv_write
@@ -116,6 +117,13 @@ def _operation_cases() -> Iterator[Case]:
     for size in (576, 4096, 16384):
         yield Case(f"add-rmsnorm-{size}", SERVERS, partial(_norm, size))
     yield Case("silu-mul-14336", SERVERS, lambda _: silu_mul(meta(64, 2 * 14336)))
+    for num_rows in (16, 64, 2048):
+        yield Case(f"int8-linear-{num_rows}", (*SERVERS, DeviceClass.SMALL), partial(_int8, num_rows))
+
+
+def _int8(num_rows: int, _: DeviceClass) -> None:
+    codes, scale = meta(14336, 4096, dtype=torch.int8), meta(14336, dtype=torch.float32)
+    int8_linear(meta(num_rows, 4096), codes, scale, meta(14336) if num_rows == 64 else None)
 
 
 def _norm(size: int, _: DeviceClass) -> None:

@@ -19,6 +19,7 @@ _POINTERS = {
     torch.float8_e4m3fn: "*fp8e4nv",
     torch.int64: "*i64",
     torch.int32: "*i32",
+    torch.int8: "*i8",
     torch.uint8: "*u8",
     torch.bool: "*i1",
 }

@@ -6,8 +6,10 @@ from functools import partial
 import torch
 
 from gpu_worker.kernels.triton.activation import silu_mul, silu_mul_reference
+from gpu_worker.kernels.triton.int8_linear import LinearTile, int8_linear, int8_linear_reference
 from gpu_worker.kernels.triton.norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
 from gpu_worker.kernels.triton.rope_kv_write import KvTarget, rope_kv_write, rope_kv_write_reference
+from gpu_worker.loading.int8 import quantise_rows
 from gpu_worker.model.ops import HeadNorms, HeadShape, TokenSlots
 from tests.gpu_worker.kernels_triton.interpreter.pages import FP8, relative_error
 
@@ -35,6 +37,31 @@ def ops_cases() -> Iterator[tuple[str, Callable[[], float]]]:
         yield f"RMSNorm {num_rows}x{size} {dtype}", partial(_check_norm, num_rows, size, dtype)
     for num_rows, size, dtype in ((3, 1536, BF16), (2, 40, FP16)):
         yield f"SiLU·mul {num_rows}x{size} {dtype}", partial(_check_silu_mul, num_rows, size, dtype)
+
+
+def int8_cases() -> Iterator[tuple[str, Callable[[], float]]]:
+    """The same of products with weights in 8 bits."""
+    for num_rows, inputs, outputs, dtype, has_bias, tile in (
+        (3, 80, 40, BF16, True, None),
+        (17, 96, 33, FP16, False, LinearTile(16, 16, 32, 4, 2)),
+        (20, 200, 70, BF16, False, None),
+    ):
+        name = f"int8 linear {num_rows}x{inputs} to {outputs} {dtype}{' bias' if has_bias else ''}"
+        yield name, partial(_check_int8, num_rows, inputs, outputs, dtype, has_bias, tile)
+
+
+def _check_int8(
+    num_rows: int, inputs: int, outputs: int, dtype: torch.dtype, has_bias: bool, tile: LinearTile | None
+) -> float:
+    weight = torch.randn(outputs, inputs)
+    weight[1] = 0
+    held = quantise_rows(weight)
+    # What lies past a row's inputs is not a number: a tile that reads it shows.
+    wide = torch.full((num_rows, inputs + 64), float("nan"), dtype=dtype)
+    x = wide[:, :inputs].copy_(torch.randn(num_rows, inputs))
+    bias = torch.randn(outputs).to(dtype) if has_bias else None
+    found = int8_linear(x, held.codes, held.scale, bias, tile)
+    return _bounded(relative_error(found, int8_linear_reference(x, held.codes, held.scale, bias)), TOLERANCE[dtype])
 
 
 def _check_rope(heads: HeadShape, block_size: int, dtype: torch.dtype, has_norm: bool, is_fp8: bool) -> float:

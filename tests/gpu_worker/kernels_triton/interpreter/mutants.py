@@ -111,6 +111,13 @@ def all_mutants() -> list[Mutant]:
             ("silu: up taken for gate", "(2 * SIZE) + SIZE + lane", "(2 * SIZE) + lane"),
         ),
         *_planted(
+            "int8",
+            "int8_linear",
+            ("int8: scale of another channel", "scale_ptr + column, mask", "scale_ptr + column * 0, mask"),
+            ("int8: inputs past the end", "is_row[:, None] & is_lane[None, :]", "is_row[:, None]"),
+            ("int8: bias left out", "    if HAS_BIAS:", "    if False:"),
+        ),
+        *_planted(
             "sampling-step",
             "noise",
             ("noise: choice ignored", "high) ^ which) ^ place", "high) ^ place) ^ which"),

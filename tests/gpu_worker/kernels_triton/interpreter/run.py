@@ -16,6 +16,7 @@ GROUPS = {
     "attention": ("cases_attention", "attention_cases"),
     "decode": ("cases_attention", "decode_cases"),
     "ops": ("cases_ops", "ops_cases"),
+    "int8": ("cases_ops", "int8_cases"),
     "sampling": ("cases_sampling", "sampling_cases"),
     "sampling-step": ("cases_sampling", "one_step_cases"),
     "plan": ("cases_plan", "plan_cases"),
