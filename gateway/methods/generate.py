@@ -26,8 +26,6 @@ from gateway.validation.violations import Violations
 
 _SEED_BITS = 53
 """A seed of ours is exact in every language's numbers."""
-_DEADLINE_MARGIN = 0.02
-_MAX_DEADLINE_MARGIN_S = 0.05
 _FIELD_OF_INPUT = {"text": "text", "token_ids": "token_ids.ids", "messages": "messages.messages"}
 
 
@@ -41,7 +39,7 @@ class GenerateMethod:
     async def __call__(self, request: pb.GenerateRequest, call: Call) -> None:
         """Streams one request's events. Raises ApiError."""
         arrived_at = call.arrived_at
-        deadline = arrived_at + deadline_s(call.seconds_left(), self._model.settings.max_request_duration_s)
+        deadline = arrived_at + deadline_s(call, self._model.settings.max_request_duration_s)
         if request.WhichOneof("input") == "messages":
             call.operation = "chat"
         self._model.check_name(request.model, call.principal)
@@ -114,16 +112,18 @@ async def encode_chat(model: ServedModel, chat: Chat, *, add_special_tokens: boo
         ) from None
 
 
-def deadline_s(seconds_left: float | None, most: float) -> float:
-    """Seconds that a request gets: a little less than its call has, so that the typed end arrives before the call's.
+def deadline_s(call: Call, most: float) -> float:
+    """Seconds from its arrival that a request gets: less than its call has, so that the scheduler ends it before the
+    gateway has to, and that before the client does.
 
     Raises ApiError for a call whose time is up.
     """
-    if seconds_left is None:
+    if call.ends_at is None:
         return most
-    if seconds_left <= 0:
+    left_s = call.ends_at - call.margin_s - call.arrived_at
+    if left_s <= 0:
         raise ApiError(Reason.DEADLINE, "the call's deadline has passed")
-    return min(most, seconds_left - min(seconds_left * _DEADLINE_MARGIN, _MAX_DEADLINE_MARGIN_S))
+    return min(most, left_s)
 
 
 def _submit(
@@ -153,19 +153,22 @@ def _submit(
 
 def _max_tokens(spec: GenerateSpec, prompt_len: int, limits: RequestLimits) -> int | None:
     """What the request says, or the server's bound where that is nearer than the end of the context."""
+    room, default = limits.output_room(prompt_len), limits.default_max_tokens
     if spec.max_tokens is not None:
-        room = limits.output_room(prompt_len)
         if spec.max_tokens > room:
-            raise refuse_field(
-                "stopping.max_tokens",
-                f"{prompt_len} prompt tokens leave room for {room} of output",
-                max_model_len=limits.max_model_len,
-                kv_capacity_tokens=limits.kv_capacity_tokens,
-                prompt_tokens=prompt_len,
-            )
+            raise _no_room("stopping.max_tokens", f"{prompt_len} prompt tokens leave room for {room} of output", limits)
         return spec.max_tokens
-    default = limits.default_max_tokens
-    return default if default is not None and default < limits.output_room(prompt_len) else None
+    most = room if default is None else min(default, room)
+    if spec.stop.min_tokens > most:
+        raise _no_room("stopping.min_tokens", f"the output may have {most} tokens behind this prompt", limits)
+    return default if default is not None and default < room else None
+
+
+def _no_room(field: str, description: str, limits: RequestLimits) -> ApiError:
+    limits_in_force = {"max_model_len": limits.max_model_len, "kv_capacity_tokens": limits.kv_capacity_tokens}
+    if limits.default_max_tokens is not None:
+        limits_in_force["default_max_tokens"] = limits.default_max_tokens
+    return refuse_field(field, description, **limits_in_force)
 
 
 def _name_input(error: ApiError, input_field: str) -> ApiError:

@@ -14,13 +14,22 @@ async def stream(generation: Generation, table: GenerationTable, call: Call) -> 
     The call's end, whatever it is, releases the generation: the scheduler hears at once that a client has gone.
     """
     call.generation = generation
+    alarm = _expire_at(call.ends_at, table, generation)
     try:
         await _write_all(generation, call)
     finally:
+        if alarm is not None:
+            alarm.cancel()
         table.release(generation)
         call.add_trailing("chairlift-replica", generation.replica_id)
     if generation.error is not None:
         raise generation.error
+
+
+def _expire_at(ends_at: float | None, table: GenerationTable, generation: Generation) -> asyncio.TimerHandle | None:
+    if ends_at is None:
+        return None
+    return asyncio.get_running_loop().call_later(ends_at - time.monotonic(), table.expire, generation)
 
 
 async def _write_all(generation: Generation, call: Call) -> None:

@@ -109,6 +109,20 @@ class GenerationTable:
         generation.cut(error)
         generation.output.interrupt()
 
+    def expire(self, generation: Generation) -> None:
+        """The deadline of its call is here, and the scheduler has not said so in time: the stream ends typed all the
+        same. A request of this call's ends with it; one that was taken up goes on.
+        """
+        if generation.has_ended:
+            return
+        for choice in generation.choices:
+            self._choices.pop(choice.handle, None)
+        if generation.submission is None:
+            generation.fail(ApiError(Reason.DEADLINE, "the call's deadline has passed; the request goes on"))
+        else:
+            error = ApiError(Reason.DEADLINE, "the request's deadline has passed")
+            generation.end_here(FinishReason.DEADLINE, error, self._clock())
+
     def cut_all(self, error: ApiError) -> None:
         """Ends every stream; the requests are left as they are."""
         for generation in list(self._served.values()):

@@ -2,6 +2,8 @@
 
 import hashlib
 
+import msgspec
+
 from chairlift.v1 import inference_pb2 as pb
 from gateway.validation.limits import MAX_SALT_BYTES, RequestLimits
 from gateway.validation.prompt import check_prompt
@@ -11,6 +13,7 @@ from gateway.validation.violations import Violations, duration_ns
 
 _MAX_REQUEST_ID_CHARS = 64
 _DIGEST_BYTES = 16
+_UNTOLD = frozenset({"request_id", "digest", "sampling"})
 _NS = 1_000_000_000
 
 
@@ -29,7 +32,7 @@ def check_generate(request: pb.GenerateRequest, limits: RequestLimits) -> Genera
     grace_ns = duration_ns(violations, request.delivery.detach_grace, "delivery.detach_grace", may_be_zero=True)
     spec = GenerateSpec(
         request_id=request_id,
-        digest=digest_of(request),
+        digest=b"",
         input=check_prompt(request, limits, violations),
         input_field=request.WhichOneof("input") or "input",
         sampling=sampling,
@@ -46,7 +49,7 @@ def check_generate(request: pb.GenerateRequest, limits: RequestLimits) -> Genera
         wants_token_ids=request.output.token_ids,
     )
     violations.raise_if_any()
-    return spec
+    return msgspec.structs.replace(spec, digest=digest_of(spec))
 
 
 def check_request_id(request_id: str, violations: Violations) -> None:
@@ -59,12 +62,18 @@ def is_request_id(request_id: str) -> bool:
     return 0 < len(request_id) <= _MAX_REQUEST_ID_CHARS and request_id.isascii() and request_id.isprintable()
 
 
-def digest_of(request: pb.GenerateRequest) -> bytes:
-    """Tells whether two requests have the same fields, their ids aside."""
-    nameless = pb.GenerateRequest()
-    nameless.CopyFrom(request)
-    nameless.ClearField("request_id")
-    return hashlib.blake2b(nameless.SerializeToString(deterministic=True), digest_size=_DIGEST_BYTES).digest()
+def digest_of(spec: GenerateSpec) -> bytes:
+    """Tells whether two requests ask for the same, their ids aside: a default that is written out changes nothing.
+
+    What has its default is left out, so that gateways of which one knows a field more agree while it is not used.
+    """
+    asked = {name: value for name in spec.__struct_fields__ if (value := getattr(spec, name)) and name not in _UNTOLD}
+    asked["sampling"] = {
+        field.name: value
+        for field in msgspec.structs.fields(spec.sampling)
+        if (value := getattr(spec.sampling, field.name)) != field.default
+    }
+    return hashlib.blake2b(msgspec.msgpack.encode(asked), digest_size=_DIGEST_BYTES).digest()
 
 
 class _Scheduling:

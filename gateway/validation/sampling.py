@@ -55,7 +55,8 @@ def check_num_choices(sampling: pb.Sampling, limits: RequestLimits, violations: 
 def check_max_tokens(stopping: pb.Stopping, limits: RequestLimits, violations: Violations) -> int | None:
     """`max_tokens`; None where the request gives none."""
     if not stopping.HasField("max_tokens"):
-        _check_min_tokens(stopping, limits.max_model_len, "the context length", violations)
+        # How much the prompt leaves of this is known later.
+        _check_min_tokens(stopping, limits.output_room(1), "what a prompt of one token leaves room for", violations)
         return None
     max_tokens = stopping.max_tokens
     if not violations.check(max_tokens >= 1, "stopping.max_tokens", "must be at least 1"):

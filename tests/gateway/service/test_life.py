@@ -5,19 +5,23 @@ from collections.abc import Callable
 from typing import Any
 
 import grpc
+import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from chairlift.ipc import front
+from chairlift.ipc.common import CancelOutcome
 from chairlift.ipc.tokens import pack_u32, pack_u64
 from chairlift.v1 import inference_pb2 as pb
+from chairlift.v1 import inference_pb2_grpc as pb_grpc
 from chairlift.v1 import ops_pb2
 
 Spell = Callable[[str], list[int]]
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 INFERENCE = "chairlift.v1.InferenceService"
+_OWN_CONNECTION = (("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1))
 
 
 def _request(**fields: Any) -> pb.GenerateRequest:
@@ -73,8 +77,20 @@ async def test_a_drain_lets_streams_end_and_takes_no_new_ones(rig: Any, spell: S
     await rig.until(lambda: rig.service.state.ready() == (False, "draining"))
     while (await stub.Check(health_pb2.HealthCheckRequest(service=INFERENCE))).status != NOT_SERVING:
         pass
-    late = rig.stub.Generate(_request())
-    assert (await rig.caller.error(late)).code is grpc.StatusCode.UNAVAILABLE
+    # Who comes late is told so, also over a connection of its own; who asks about a request in flight is served.
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{rig.service.port}", options=_OWN_CONNECTION) as channel:
+        stub_of_latecomer: Any = pb_grpc.InferenceServiceStub(channel)
+        late = await rig.caller.error(stub_of_latecomer.Generate(_request()))
+        assert (late.code, late.info.reason) == (grpc.StatusCode.UNAVAILABLE, "DRAINING")
+        assert late.retry.HasField("retry_delay")
+        cancel = stub_of_latecomer.Cancel(pb.CancelRequest(request_id="r"))
+        query = await rig.scheduler.next(front.Cancel)
+        rig.scheduler.send(front.CancelReply(query.query, CancelOutcome.ALREADY_ENDED))
+        assert (await cancel).outcome == pb.CANCEL_OUTCOME_ALREADY_ENDED
+        resume = stub_of_latecomer.Resume(pb.ResumeRequest(request_id="r"))
+        attach = await rig.scheduler.next(front.Attach)
+        rig.scheduler.send(front.Refused(attach.handle, "UNKNOWN_REQUEST", "no such request"))
+        assert (await rig.caller.error(resume)).code is grpc.StatusCode.NOT_FOUND
     for offset, token in enumerate(spell("the end")):
         rig.scheduler.tokens(submit.handle, offset, token)
     rig.scheduler.finish(submit.handle, 7)

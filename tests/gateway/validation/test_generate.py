@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from chairlift.v1 import inference_pb2 as pb
 from gateway.errors.api_error import ApiError
-from gateway.validation.generate import check_generate, digest_of
+from gateway.validation.generate import check_generate
 from gateway.validation.limits import RequestLimits
 from gateway.validation.spec import ChatInput, GenerateSpec, TextInput
 
@@ -107,6 +107,7 @@ def test_numbers_have_bounds_and_are_numbers(name: str, good: list[float], bad: 
         ({"stopping": pb.Stopping(max_tokens=256)}, ["stopping.max_tokens"]),
         ({"stopping": pb.Stopping(max_tokens=5, min_tokens=6)}, ["stopping.min_tokens"]),
         ({"stopping": pb.Stopping(min_tokens=300)}, ["stopping.min_tokens"]),
+        ({"stopping": pb.Stopping(min_tokens=256)}, ["stopping.min_tokens"]),
         ({"stopping": pb.Stopping(stop=["a", ""])}, ["stopping.stop[1]"]),
         ({"stopping": pb.Stopping(stop=["ééééé"])}, ["stopping.stop[0]"]),
         ({"stopping": pb.Stopping(stop=["a", "b", "c", "d"])}, ["stopping.stop"]),
@@ -216,18 +217,33 @@ def test_bounds_that_cap_do_not_refuse() -> None:
     assert _check(sampling=pb.Sampling(top_k=2**32 - 1)).sampling.top_k == 1000
 
 
-def test_the_digest_tells_every_field_but_the_id() -> None:
+def test_the_digest_tells_what_is_asked_for_but_the_id() -> None:
     base = pb.GenerateRequest(text="hi", sampling=pb.Sampling(logit_bias={1: 1.0, 2: 2.0, 3: 3.0}))
-    same = pb.GenerateRequest(text="hi", sampling=pb.Sampling(logit_bias={3: 3.0, 1: 1.0, 2: 2.0}), request_id="x")
-    assert digest_of(base) == digest_of(same)
+    digest = check_generate(base, LIMITS).digest
+    for same in (
+        pb.GenerateRequest(text="hi", sampling=pb.Sampling(logit_bias={3: 3.0, 1: 1.0, 2: 2.0}), request_id="x"),
+        # Defaults written out, and parts that are there and empty.
+        pb.GenerateRequest(
+            text="hi",
+            sampling=pb.Sampling(logit_bias={1: 1.0, 2: 2.0, 3: 3.0}, temperature=1, top_p=1, n=1),
+            stopping=pb.Stopping(min_tokens=0, include_stop=False),
+            delivery=pb.Delivery(detach_grace=Duration()),
+            output=pb.Output(),
+        ),
+    ):
+        assert check_generate(same, LIMITS).digest == digest
+    bias = base.sampling
     for other in (
         pb.GenerateRequest(text="hi"),
-        pb.GenerateRequest(token_ids=pb.TokenIds(ids=[1])),
-        pb.GenerateRequest(text="hi", stopping=pb.Stopping(max_tokens=1)),
-        pb.GenerateRequest(text="hi", output=pb.Output(token_ids=True)),
-        pb.GenerateRequest(text="hi", cache_salt="s"),
+        pb.GenerateRequest(text="ho", sampling=bias),
+        pb.GenerateRequest(token_ids=pb.TokenIds(ids=[1]), sampling=bias),
+        pb.GenerateRequest(text="hi", sampling=bias, stopping=pb.Stopping(max_tokens=1)),
+        pb.GenerateRequest(text="hi", sampling=bias, output=pb.Output(token_ids=True)),
+        pb.GenerateRequest(text="hi", sampling=bias, output=pb.Output(logprobs=0)),
+        pb.GenerateRequest(text="hi", sampling=bias, delivery=pb.Delivery(detach_grace=Duration(seconds=1))),
+        pb.GenerateRequest(text="hi", sampling=bias, cache_salt="s"),
     ):
-        assert digest_of(other) != digest_of(base)
+        assert check_generate(other, LIMITS).digest != digest
 
 
 _FLOATS = st.none() | st.floats(width=32)
