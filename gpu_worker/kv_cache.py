@@ -77,6 +77,10 @@ class KvCache:
         """Id of the block that belongs to no one."""
         return self.num_blocks
 
+    def block(self, block: int) -> torch.Tensor:
+        """One block in all layers, ``[num_layers, 2, num_kv_heads, block_size, head_dim]``: a view, not contiguous."""
+        return self._pool[:, :, block]
+
     def copy_blocks(self, sources: torch.Tensor, destinations: torch.Tensor) -> None:
         """Copies whole blocks ([n] int64 ids each) in every layer, as if all at once: copy-on-write."""
         self._pool[:, :, destinations] = self._pool[:, :, sources]

@@ -20,6 +20,7 @@ from gpu_worker.batch.steady import SteadyDecode
 from gpu_worker.batch.step import StepSampling, build_input, step_sampling
 from gpu_worker.failures import NonFiniteLogitsError, failure_kind, failure_place
 from gpu_worker.faults import FaultInjector
+from gpu_worker.host_pool import HostPool
 from gpu_worker.kv_cache import KvCache
 from gpu_worker.results import pack_ends, pack_ids, prompt_logprobs, prompt_span, row_logprobs
 from gpu_worker.sampling.logprobs import LogprobTask, TokenLogprobs
@@ -61,6 +62,7 @@ class Runner:
         self._cache = cache
         self._epoch = worker_epoch
         self._device = decoder.device
+        self._host_pool = HostPool(cache, limits.num_host_blocks)
         self._state = BatchState(limits, self._device)
         self._rows = SamplingRows(limits.max_num_seqs, decoder.config.eos_token_ids, self._device)
         self._penalties = PenaltyCounters(limits.max_num_seqs, limits.vocab_size, self._device)
@@ -190,6 +192,7 @@ class Runner:
 
     def _change_batch(self, plan: Plan, columns: PlanColumns) -> None:
         boardings = self._state.change(plan, columns)
+        self._host_pool.check(columns.swaps)
         for row in columns.left.tolist():
             self._penalties.remove(row)
         for boarding in boardings:
@@ -200,11 +203,13 @@ class Runner:
                 self._penalties.add(row, tokens[: message.prompt_len], tokens[message.prompt_len :])
             if self._faults.is_armed:
                 self._faults.boarded(row, boarding.tokens[: message.prompt_len])
+        self._host_pool.swap_out(columns.swaps)
         if len(columns.copy_sources):
             sources, destinations = columns.copy_sources, columns.copy_destinations
             self._cache.copy_blocks(
                 torch.from_numpy(sources).to(self._device), torch.from_numpy(destinations).to(self._device)
             )
+        self._host_pool.swap_in(columns.swaps)
 
     def _sample(self, sampling: StepSampling, hidden: torch.Tensor) -> Sampled:
         if not len(sampling.rows):

@@ -16,6 +16,19 @@ _NO_PAIRS: Column = np.empty((0, 2), np.int64)
 
 
 @dataclass(frozen=True, slots=True)
+class Swaps:
+    """Blocks to copy to the host pool, and from it; the former are copied first."""
+
+    out_blocks: Column
+    out_host_blocks: Column
+    in_host_blocks: Column
+    in_blocks: Column
+
+
+_NO_SWAPS = Swaps(_EMPTY, _EMPTY, _EMPTY, _EMPTY)
+
+
+@dataclass(frozen=True, slots=True)
 class PlanColumns:
     """Everything of a plan that is a column, unpacked. Pairs are split into two columns of equal length."""
 
@@ -24,6 +37,7 @@ class PlanColumns:
     appended_blocks: Column
     copy_sources: Column
     copy_destinations: Column
+    swaps: Swaps
     decode_rows: Column
     chunk_rows: Column
     chunk_tokens: Column
@@ -35,9 +49,7 @@ class PlanColumns:
 
 
 def unpack_plan(plan: Plan) -> PlanColumns:
-    """Raises InvalidPlanError for a column that is no whole number of items or pairs, and for swaps."""
-    if plan.swap_out or plan.swap_in:
-        raise InvalidPlanError("the plan swaps, and this worker has no swap pool")
+    """Raises InvalidPlanError for a column that is no whole number of items or pairs."""
     appended = unpack_pairs("appended", plan.appended)
     copies = unpack_pairs("copies", plan.copies)
     chunks = unpack_pairs("chunks", plan.chunks)
@@ -47,10 +59,18 @@ def unpack_plan(plan: Plan) -> PlanColumns:
         appended[:, 1],
         copies[:, 0],
         copies[:, 1],
+        _unpack_swaps(plan),
         unpack_column("decode", plan.decode),
         chunks[:, 0],
         chunks[:, 1],
     )
+
+
+def _unpack_swaps(plan: Plan) -> Swaps:
+    if not plan.swap_out and not plan.swap_in:
+        return _NO_SWAPS
+    swapped_out, swapped_in = unpack_pairs("swap_out", plan.swap_out), unpack_pairs("swap_in", plan.swap_in)
+    return Swaps(swapped_out[:, 0], swapped_out[:, 1], swapped_in[:, 0], swapped_in[:, 1])
 
 
 def unpack_column(name: str, packed: bytes) -> Column:

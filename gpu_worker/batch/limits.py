@@ -13,6 +13,8 @@ class BatchLimits:
     vocab_size: int
     num_blocks: int
     block_size: int
+    num_host_blocks: int = 0
+    """Of the pool that sequences are swapped out to."""
 
     @property
     def max_blocks_per_row(self) -> int:

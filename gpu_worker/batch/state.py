@@ -13,6 +13,7 @@ from chairlift.ipc.device import BoardedRow, Plan
 from gpu_worker.batch.boarding import check_boarded
 from gpu_worker.batch.columns import Column, PlanColumns
 from gpu_worker.batch.limits import BatchLimits, InvalidPlanError
+from gpu_worker.batch.moves import check_moves
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ class BatchState:
         self._leave(columns.left)
         boardings = [self._board(boarded) for boarded in plan.boarded]
         self.append(columns.appended_rows, columns.appended_blocks)
-        self._check_copies(columns)
+        check_moves(columns, self.limits)
         self._check_step(columns)
         return boardings
 
@@ -120,15 +121,6 @@ class BatchState:
             raise InvalidPlanError(f"a block table would pass {self.limits.max_blocks_per_row} blocks")
         np.add.at(self._num_blocks, rows, 1)
         self.tables[rows, places] = blocks
-
-    def _check_copies(self, columns: PlanColumns) -> None:
-        if not len(columns.copy_sources):
-            return
-        for blocks in (columns.copy_sources, columns.copy_destinations):
-            if blocks.max() >= self.limits.num_blocks:
-                raise InvalidPlanError(f"a copied block is outside the cache of {self.limits.num_blocks}")
-        if len(np.unique(columns.copy_destinations)) != len(columns.copy_destinations):
-            raise InvalidPlanError("two copies go to one block")
 
     def _check_step(self, columns: PlanColumns) -> None:
         rows = np.concatenate((columns.decode_rows, columns.chunk_rows))

@@ -134,6 +134,7 @@ class CudaRunner(Runner):
             self.forget()
         upload = Upload(self._step.state)
         boardings = self._batch.change_and_pack(plan, columns, self._step.state, upload)
+        self._host_pool.check(columns.swaps)
         counted = [row for boarding in boardings if (row := self._board(boarding, upload)) is not None]
         self._faults.check(columns)
         sampling = step_sampling(self._batch, columns)
@@ -147,7 +148,9 @@ class CudaRunner(Runner):
         self._uploader.send(upload)
         longest = max((len(boarding.tokens) for boarding in boardings), default=0)
         self._step.count_tokens(len(counted), longest)
+        self._host_pool.swap_out(columns.swaps)
         self._step.copy_blocks(len(columns.copy_sources))
+        self._host_pool.swap_in(columns.swaps)
         stop_timer = self._step.timer()
         prompts = self._compute(columns, sampling, bucket) if columns.num_tokens else ()
         elapsed_ns = stop_timer()

@@ -54,6 +54,7 @@ class Engine:
         self.core = Core(config, b"key", epoch=1)
         self.answers: dict[int, Answer] = {}
         self.step_sizes: list[int] = []
+        self.num_swapped_blocks = 0
         self._runner = runner
         self._codec = device.to_worker_codec()
         self._now = 0
@@ -81,6 +82,7 @@ class Engine:
             result = self._runner.execute(plan)
             assert isinstance(result, device.StepDone), result
             self.step_sizes.append(sum(unpack_u32(plan.chunks)[1::2]) + len(plan.decode) // 4)
+            self.num_swapped_blocks += len(plan.swap_out) // 8
             on_step(plan.step)
             self._handle(events.StepDone(result))
             self._handle(events.Tick())
@@ -150,17 +152,22 @@ class EngineFactory:
         self._max_model_len = max_model_len
 
     def __call__(
-        self, num_blocks: int = 1600, max_num_seqs: int = 32, max_num_batched_tokens: int = 1024, **knobs: Any
+        self,
+        num_blocks: int = 1600,
+        max_num_seqs: int = 32,
+        max_num_batched_tokens: int = 1024,
+        num_host_blocks: int = 0,
+        **knobs: Any,
     ) -> Engine:
-        config = self.model.config
+        config, model_len = self.model.config, self._max_model_len
         limits = BatchLimits(
-            max_num_seqs, max_num_batched_tokens, self._max_model_len, config.vocab_size, num_blocks, 16
+            max_num_seqs, max_num_batched_tokens, model_len, config.vocab_size, num_blocks, 16, num_host_blocks
         )
         cache = KvCache(KvGeometry.of(config, 16, self._dtype), num_blocks, torch.device("cpu"))
         cache.poison(torch.arange(num_blocks))
         geometry = device.Geometry(
-            "model", "f00d", config.vocab_size, self._max_model_len, tuple(config.eos_token_ids), 16, num_blocks, 0,
-            max_num_seqs, max_num_batched_tokens, cache.geometry.bytes_per_token, str(self._dtype),
+            "model", "f00d", config.vocab_size, model_len, tuple(config.eos_token_ids), 16, num_blocks,
+            num_host_blocks, max_num_seqs, max_num_batched_tokens, cache.geometry.bytes_per_token, str(self._dtype),
         )  # fmt: skip
         runner = Runner(self.model.new_decoder(limits), cache, limits, _EPOCH)
         return Engine(runner, geometry, msgspec.structs.replace(SchedulingConfig(), **knobs))

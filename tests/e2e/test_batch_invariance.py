@@ -63,7 +63,8 @@ WAYS: dict[str, Callable[[Any], Any]] = {
     "a batch": lambda make: make(),
     "chunks of 16": lambda make: make(max_num_batched_tokens=16, max_num_seqs=16),
     "without overlap": lambda make: make(overlap=False),
-    "preemption": lambda make: make(num_blocks=17, enable_prefix_caching=False),
+    "preemption": lambda make: make(num_blocks=17, enable_prefix_caching=False, preemption="recompute"),
+    "swapping": lambda make: make(num_blocks=17, num_host_blocks=60, enable_prefix_caching=False, preemption="swap"),
 }
 
 
@@ -71,10 +72,11 @@ WAYS: dict[str, Callable[[Any], Any]] = {
 def test_however_it_rides(way: str, engines: Any, alone: list[list[int]]) -> None:
     engine = WAYS[way](engines)
     assert _run(engine) == alone
-    if way == "preemption":
+    if way in ("preemption", "swapping"):
         preemptions = engine.core.load().preemptions
-        print(f"preemptions: {preemptions}")
+        print(f"preemptions: {preemptions}, blocks swapped: {engine.num_swapped_blocks}")
         assert preemptions > 0
+        assert (engine.num_swapped_blocks > 0) == (way == "swapping")
 
 
 def test_from_cached_blocks(engines: Any, alone: list[list[int]]) -> None:

@@ -19,6 +19,7 @@ from gpu_worker.runner import Runner
 
 EPOCH = 77
 BLOCK_SIZE = 8
+NUM_HOST_BLOCKS = 6
 GREEDY = SamplingParams(temperature=0)
 
 
@@ -159,6 +160,7 @@ def new_planner(twins: Any) -> Callable[..., Planner]:
             vocab_size=model.config.vocab_size,
             num_blocks=num_blocks,
             block_size=BLOCK_SIZE,
+            num_host_blocks=NUM_HOST_BLOCKS,
         )
         geometry = KvGeometry.of(model.config, BLOCK_SIZE, torch.float32)
         cache = KvCache(geometry, num_blocks, torch.device("cpu"))

@@ -46,7 +46,7 @@ class Replayer:
 
 def runner_cases() -> Iterator[tuple[str, Callable[[], float]]]:
     """Name and check of each case; a check returns a figure or raises."""
-    yield "30 plans one after another", partial(_check_plans, 1, 30, 0, "stand-in")
+    yield "30 plans one after another", partial(_check_plans, 11, 30, 0, "stand-in")
     yield "30 plans, one ahead", partial(_check_plans, 3, 30, 1, "stand-in")
     yield "8 plans with the kernels", partial(_check_kernels, 4, 8)
     yield "a row without logits fails its step and those behind it", _check_nan
@@ -64,9 +64,10 @@ def _check_plans(seed: int, count: int, ahead: int, decoder: str) -> float:
     maker = PlanMaker(seed)
     pending: deque[PendingStep] = deque()
     wanted: deque[Result | None] = deque()
-    num_tokens = 0
+    num_tokens = num_swapped = 0
     for index in range(count):
         plan = maker.next(reset=index == 0)
+        num_swapped += len(plan.swap_in) // 8
         wanted.append(reference.execute(plan))
         launched = cuda.launch(plan)
         assert isinstance(launched, PendingStep), f"plan {index} gave {launched}"
@@ -77,6 +78,7 @@ def _check_plans(seed: int, count: int, ahead: int, decoder: str) -> float:
         num_tokens += _compare(cuda.finish(pending.popleft()), wanted.popleft())
     assert replayer.num_replays > 4, f"only {replayer.num_replays} steps took a graph"
     assert num_tokens > count
+    assert num_swapped > 2, f"only {num_swapped} blocks were swapped in"
     return float(replayer.num_replays)
 
 

@@ -1,4 +1,6 @@
-"""Random plans as a scheduler makes them: rows board, prefill in chunks, decode, fork by copy, and leave."""
+"""Random plans as a scheduler makes them: rows board, prefill in chunks, decode, fork by copy, leave, and are
+swapped out and in.
+"""
 
 import random
 from dataclasses import dataclass, field
@@ -42,14 +44,16 @@ class PlanMaker:
         self._random = random.Random(self.seed)
         self._free = list(range(LIMITS.num_blocks))
         self._random.shuffle(self._free)
+        self._free_on_host = list(range(LIMITS.num_host_blocks))
+        self._swapped: list[Row] = []
 
     def next(self, *, reset: bool = False) -> Plan:
         """The next plan; with `reset` all rows that live are boarded again by `snapshot` of the caller."""
         self.step += 1
         left = [row for row, held in self.rows.items() if held.known > 60 or self._random.random() < 0.08]
-        for row in left:
-            self._free += self.rows.pop(row).blocks
-        boarded, copies = self._board()
+        swap_out = [pair for row in left for pair in self._leave(row)]
+        swap_in: list[int] = []
+        boarded, copies = self._board(swap_in)
         appended: list[int] = []
         decodes, chunks, budget = [], [], 40
         for row, held in self.rows.items():
@@ -74,12 +78,31 @@ class PlanMaker:
             left=_pack(left),
             boarded=tuple(boarded),
             appended=_pack(appended),
+            swap_out=_pack(swap_out),
+            swap_in=_pack(swap_in),
             copies=_pack(copies),
             decode=_pack(decodes),
             chunks=_pack(chunks),
         )
 
-    def _board(self) -> tuple[list[BoardedRow], list[int]]:
+    def _leave(self, row: int) -> list[int]:
+        held = self.rows.pop(row)
+        self._free += held.blocks
+        if len(held.blocks) > len(self._free_on_host) or not held.computed:
+            return []
+        host_blocks = [self._free_on_host.pop() for _ in held.blocks]
+        self._swapped.append(Row(held.known, held.computed, host_blocks))
+        return [item for pair in zip(held.blocks, host_blocks, strict=True) for item in pair]
+
+    def _swap_in(self, num_tokens: int, swap_in: list[int]) -> tuple[list[int], int]:
+        """Blocks and tokens computed of what was swapped out, for another sequence: nonsense as text, see below."""
+        held = self._swapped.pop(0)
+        blocks = [self._free.pop() for _ in held.blocks]
+        swap_in += [item for pair in zip(held.blocks, blocks, strict=True) for item in pair]
+        self._free_on_host += held.blocks
+        return blocks, min(held.computed, num_tokens - 1)
+
+    def _board(self, swap_in: list[int]) -> tuple[list[BoardedRow], list[int]]:
         boarded: list[BoardedRow] = []
         copies: list[int] = []
         # Steps that only decode come between: they are the ones that take graphs.
@@ -95,7 +118,9 @@ class PlanMaker:
             prompt_len = len(tokens) if self._random.random() < 0.6 else self._random.randint(1, len(tokens))
             held = Row(len(tokens), 0, [])
             donor = next((other for other in self.rows.values() if other.computed >= 16 and len(tokens) > 16), None)
-            if donor is not None:
+            if self._swapped and len(tokens) > 1:
+                held.blocks, held.computed = self._swap_in(len(tokens), swap_in)
+            elif donor is not None:
                 # The KV of another's first page, copied: nonsense as text, and the same nonsense on both sides.
                 held.blocks, held.computed = [self._free.pop()], 16
                 copies += [donor.blocks[0], held.blocks[0]]

@@ -38,7 +38,13 @@ CONFIG = ModelConfig(
     eos_token_ids=(2,),
 )
 LIMITS = BatchLimits(
-    max_num_seqs=6, max_num_batched_tokens=64, max_model_len=96, vocab_size=160, num_blocks=40, block_size=16
+    max_num_seqs=6,
+    max_num_batched_tokens=64,
+    max_model_len=96,
+    vocab_size=160,
+    num_blocks=40,
+    block_size=16,
+    num_host_blocks=12,
 )
 
 
