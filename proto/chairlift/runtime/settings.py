@@ -9,9 +9,12 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from chairlift.ipc.tenant_rule import TenantRule
+
 Count = Annotated[int, Meta(ge=1, le=1 << 31)]
 CountOrZero = Annotated[int, Meta(ge=0, le=1 << 31)]
 Bytes = Annotated[int, Meta(ge=1, le=1 << 50)]
+BytesOrZero = Annotated[int, Meta(ge=0, le=1 << 50)]
 BytesOrZero = Annotated[int, Meta(ge=0, le=1 << 50)]
 Seconds = Annotated[float, Meta(gt=0, le=1e7)]
 SecondsOrZero = Annotated[float, Meta(ge=0, le=1e7)]
@@ -20,8 +23,6 @@ StepTokens = Annotated[int, Meta(ge=1, le=1 << 20)]
 Threads = Annotated[int, Meta(ge=1, le=256)]
 Share = Annotated[float, Meta(gt=0, le=1)]
 Milliseconds = Annotated[float, Meta(gt=0, le=1e10)]
-_TENANT_VALUE = "(weight|max_num_seqs|max_num_queued_reqs|token_rate)=[1-9][0-9]{0,11}"
-TenantRule = Annotated[str, Meta(pattern=f"^[^:]+: *{_TENANT_VALUE}( *, *{_TENANT_VALUE})*$")]
 ShareOrZero = Annotated[float, Meta(ge=0, lt=1)]
 
 
@@ -44,7 +45,7 @@ class ModelSettings(_Section, frozen=True):
         Literal["auto", "none", "int8", "gguf"],
         Meta(
             description="How weights are held. none: in dtype; int8: in 8 bits, with a scale for each output; gguf: "
-            "in the 4 or 8 bits of a GGUF file, without loss; auto: none. int8 and gguf need native kernels."
+            "in the 4 or 8 bits of a GGUF file, without loss; auto: none. gguf: native kernels only; int8: triton too."
         ),
     ] = "auto"
     max_model_len: Annotated[
@@ -96,7 +97,7 @@ class IpcSettings(_Section, frozen=True):
 
 
 class TelemetrySettings(_Section, frozen=True):
-    """Logs, and later traces and metrics."""
+    """Logs, traces and metrics. Where the last two are sent is said by OpenTelemetry's standard variables."""
 
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Meta(description="Lowest level that is written.")
@@ -104,6 +105,13 @@ class TelemetrySettings(_Section, frozen=True):
     log_format: Annotated[
         Literal["auto", "json", "console"], Meta(description="auto: console on a terminal, else JSON.")
     ] = "auto"
+    iteration_span_share: Annotated[
+        float,
+        Meta(ge=0, le=1, description="Share of the iterations with a sampled request in them that get a span; 0: none."),
+    ] = 0.01
+    max_tenant_series: Annotated[
+        CountOrZero, Meta(description="Tenants with series of their own in the scheduler's metrics; the rest is other.")
+    ] = 20
 
 
 class GatewaySettings(_Section, frozen=True):
@@ -299,10 +307,11 @@ class WorkerSettings(_Section, frozen=True):
         "127.0.0.1:9480"
     )
     attention: Annotated[
-        Literal["auto", "reference", "native"],
+        Literal["auto", "reference", "native", "triton", "cuda"],
         Meta(
-            description="Kernels that run the model. native: compiled ones for x86-64 CPUs; reference: torch; auto: "
-            "native on a CPU that has them, else reference with a notice."
+            description="Kernels that run the model. native: compiled ones for x86-64 CPUs; triton: those for GPUs; "
+            "cuda: as triton, decode attention in CUDA C++; reference: torch; auto: native on a CPU, triton on a GPU, "
+            "reference with a notice where they are not to be had."
         ),
     ] = "auto"
     num_threads: Annotated[Threads | None, Meta(description="CPU threads of the model; default: by the machine.")] = (
@@ -317,6 +326,13 @@ class WorkerSettings(_Section, frozen=True):
         Share, Meta(description="CPU: share of the memory available at start that the KV cache may take.")
     ] = 0.25
     max_kv_cache_bytes: Annotated[Bytes, Meta(description="CPU: bound on what kv_cache_memory_share gives.")] = 2 << 30
+    swap_bytes: Annotated[
+        BytesOrZero | None,
+        Meta(
+            description="Host memory for the KV of preempted sequences; 0: none, they are computed again. Default: 4 "
+            "GiB, a tenth of what is available at most, on CUDA and where scheduler.preemption is swap; else none."
+        ),
+    ] = None
     swap_bytes: Annotated[
         BytesOrZero | None,
         Meta(
@@ -343,6 +359,9 @@ class SupervisorSettings(_Section, frozen=True):
     hang_timeout_s: Annotated[
         Seconds, Meta(description="How long a process that was ready may give no sign of life before it is replaced.")
     ] = 20.0
+    stopped_timeout_s: Annotated[
+        Seconds, Meta(description="How long a process may be stopped (SIGSTOP, for instance) before it is replaced.")
+    ] = 1.0
     restart_backoff_s: Annotated[SecondsOrZero, Meta(description="Pause before a restart; doubles each time.")] = 0.2
     max_restart_backoff_s: Annotated[SecondsOrZero, Meta(description="Longest pause before a restart.")] = 10.0
     stop_timeout_s: Annotated[SecondsOrZero, Meta(description="Time from SIGTERM to SIGKILL, over the drain.")] = 10.0
