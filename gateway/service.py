@@ -18,6 +18,7 @@ from chairlift.runtime.settings import Settings
 from chairlift.runtime.tracing import Tracing
 from gateway.errors.api_error import ApiError
 from gateway.gate import Gate
+from gateway.http.front import HttpFront
 from gateway.link.replicas import Replicas
 from gateway.methods.generate import GenerateMethod
 from gateway.methods.models import GetModelMethod, ListModelsMethod
@@ -92,11 +93,17 @@ class GatewayService:
             INFERENCE, self._inference_methods(model), self._gate, self._health, own, who, self._observer
         )
         self._ops = make_server(OPS, self._ops_methods(), Gate(own.max_concurrent_streams), self._health, own, who)
+        self._http: HttpFront | None = None
+        if self._addresses.http is not None:
+            methods = self._inference_methods(model)
+            self._http = HttpFront(self._addresses.http, own, methods, self._gate, who, self._observer, self.state)
         self._probes: ProbeServer | None = None
         self.port = 0
         """The bound public port, once `start` has returned."""
         self.ops_port = 0
         """The bound operator's port."""
+        self.http_port: int | None = None
+        """The bound HTTP port, where there is one."""
 
     # ---- life ----
 
@@ -116,7 +123,15 @@ class GatewayService:
         await self._health.set_ready(False)
         await self._public.start()
         await self._ops.start()
-        self._log.info("gateway_started", gateway_id=self._identity.gateway_id, port=self.port, ops_port=self.ops_port)
+        if self._http is not None:
+            self.http_port = await self._http.start()
+        self._log.info(
+            "gateway_started",
+            gateway_id=self._identity.gateway_id,
+            port=self.port,
+            ops_port=self.ops_port,
+            http_port=self.http_port,
+        )
 
     @property
     def probe_port(self) -> int | None:
@@ -151,6 +166,8 @@ class GatewayService:
         if self._drain_timer is not None:
             self._drain_timer.cancel()
         await asyncio.gather(self._public.stop(None), self._ops.stop(None))
+        if self._http is not None:
+            await self._http.close()
         self._replicas.close()
         await self._encoder.close()
         if self._probes is not None:
@@ -169,6 +186,8 @@ class GatewayService:
             self._table.cut_all(_ending())
             await self._gate.wait_idle(_LAST_WORDS_S)
         await self._public.stop(None)
+        if self._http is not None:
+            await self._http.close()
         self._log.info("gateway_stopped")
 
     async def _keep_time(self) -> None:
@@ -190,6 +209,8 @@ class GatewayService:
             await asyncio.sleep(self._settings.gateway.secret_poll_interval_s)
             # A mounted file may be slow to read.
             await asyncio.to_thread(self._secrets.reload)
+            if self._http is not None:
+                await asyncio.to_thread(self._http.reload_tls)
 
     def _why_not_ready(self) -> str:
         if self._gate.is_draining:
