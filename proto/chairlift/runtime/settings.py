@@ -15,7 +15,6 @@ Count = Annotated[int, Meta(ge=1, le=1 << 31)]
 CountOrZero = Annotated[int, Meta(ge=0, le=1 << 31)]
 Bytes = Annotated[int, Meta(ge=1, le=1 << 50)]
 BytesOrZero = Annotated[int, Meta(ge=0, le=1 << 50)]
-BytesOrZero = Annotated[int, Meta(ge=0, le=1 << 50)]
 Seconds = Annotated[float, Meta(gt=0, le=1e7)]
 SecondsOrZero = Annotated[float, Meta(ge=0, le=1e7)]
 Seats = Annotated[int, Meta(ge=1, le=65_536)]
@@ -326,13 +325,6 @@ class WorkerSettings(_Section, frozen=True):
         Share, Meta(description="CPU: share of the memory available at start that the KV cache may take.")
     ] = 0.25
     max_kv_cache_bytes: Annotated[Bytes, Meta(description="CPU: bound on what kv_cache_memory_share gives.")] = 2 << 30
-    swap_bytes: Annotated[
-        BytesOrZero | None,
-        Meta(
-            description="Host memory for the KV of preempted sequences; 0: none, they are computed again. Default: 4 "
-            "GiB, a tenth of what is available at most, on CUDA and where scheduler.preemption is swap; else none."
-        ),
-    ] = None
     swap_bytes: Annotated[
         BytesOrZero | None,
         Meta(
