@@ -35,6 +35,7 @@ _MODEL_FLAGS = (
 )
 _SERVE_FLAGS = (
     _Flag("--listen", "gateway.listen", "HOST:PORT", "public address"),
+    _Flag("--http-listen", "gateway.http_listen", "HOST:PORT", "OpenAI-compatible HTTP beside it"),
     _Flag("--ops-listen", "gateway.ops_listen", "HOST:PORT", "operator's address (gateway i: port + i)"),
     _Flag("--gateways", "supervisor.gateways", "N", "gateway processes on the public port"),
 )
@@ -92,5 +93,5 @@ def _add(parser: argparse.ArgumentParser, flags: Sequence[_Flag]) -> None:
             dest=flag.destination,
             metavar=None if flag.choices else flag.metavar,
             choices=flag.choices,
-            help=f"{flag.help} ({flag.setting}; default {default})",
+            help=f"{flag.help} ({flag.setting}; default {default or 'none'})",
         )

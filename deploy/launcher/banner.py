@@ -48,6 +48,8 @@ def _rows(stack: Stack, facts: Facts) -> Iterator[tuple[str, str]]:
     target = stack.public.for_clients()
     option = "" if str(target) == DEFAULT_TARGET else f"--target {target} "
     yield "gRPC", f"{stack.public} (chairlift.v1.InferenceService)"
+    if stack.http is not None:
+        yield "HTTP", f"http://{stack.http}/v1 (OpenAI's chat and text completions)"
     yield "operator", ", ".join(str(address) for address in stack.ops)
     yield "probes", ", ".join(f"{name} http://{address.for_clients()}/readyz" for name, address in stack.probes.items())
     yield "limits", " · ".join(_limits(facts))

@@ -8,11 +8,12 @@ operator chose are used or refused.
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import msgspec
 
-from chairlift.runtime.addresses import Address, check_exposure, parse_address
+from chairlift.runtime.addresses import Address, parse_address
+from chairlift.runtime.exposure import gateway_addresses
 from chairlift.runtime.model_source import resolve_model
 from chairlift.runtime.settings import GatewaySettings, SchedulerSettings, Settings, WorkerSettings
 from chairlift.runtime.settings_loader import CONFIG_ENV, ENV_PREFIX, to_toml_overrides
@@ -33,42 +34,44 @@ class Stack(msgspec.Struct, frozen=True):
     children: tuple[ChildSpec, ...]
     probes: dict[str, Address]
     """HTTP port of each child by its name; follows restarts."""
+    http: Address | None = None
+    """OpenAI-compatible HTTP, of all gateways."""
 
 
 @contextmanager
 def prepare_stack(settings: Settings) -> Iterator[Stack]:
-    """Takes the public port and a run folder, which are given back at the end, and plans the children.
+    """Takes the public ports and a run folder, which are given back at the end, and plans the children.
 
     What would end a child after a long load is found here: raises AddressError, PortError, RunFolderError,
     ModelNotFoundError.
     """
     resolve_model(settings.model.source, settings.model.revision)
-    listen = _checked(settings.gateway.listen, "gateway.listen", settings.gateway)
-    _checked(settings.gateway.ops_listen, "gateway.ops_listen", settings.gateway)
-    public = HeldPort(listen)
-    try:
-        with RunFolder(settings.ipc.run_dir) as folder:
-            yield _plan(_with_paths(settings, public.address, folder), public.address)
-    finally:
-        public.close()
+    # The gateway's own rule, before the model is loaded.
+    addresses = gateway_addresses(settings.gateway)
+    with ExitStack() as held:
+        public = _hold(held, addresses.public)
+        http = None if addresses.http is None else _hold(held, addresses.http)
+        folder = held.enter_context(RunFolder(settings.ipc.run_dir))
+        yield _plan(_with_paths(settings, public, http, folder), public, http)
 
 
-def _checked(listen: str, setting: str, gateway: GatewaySettings) -> Address:
-    """The gateway's own rule, before the model is loaded."""
-    return check_exposure(parse_address(listen, setting), setting, allow_public=gateway.allow_insecure_public)
+def _hold(held: ExitStack, address: Address) -> Address:
+    port = HeldPort(address)
+    held.callback(port.close)
+    return port.address
 
 
-def _with_paths(settings: Settings, public: Address, folder: RunFolder) -> Settings:
+def _with_paths(settings: Settings, public: Address, http: Address | None, folder: RunFolder) -> Settings:
     replace = msgspec.structs.replace
     return replace(
         settings,
         ipc=replace(settings.ipc, run_dir=str(folder.path)),
-        gateway=replace(settings.gateway, listen=str(public)),
+        gateway=replace(settings.gateway, listen=str(public), http_listen="" if http is None else str(http)),
     )
 
 
-def _plan(settings: Settings, public: Address) -> Stack:
-    ports = _Ports({public.port})
+def _plan(settings: Settings, public: Address, http: Address | None) -> Stack:
+    ports = _Ports({public.port} if http is None else {public.port, http.port})
     ops = ports.ops_addresses(settings)
     probes = ports.probe_addresses(settings)
     stop_timeout_s = settings.supervisor.stop_timeout_s
@@ -84,7 +87,7 @@ def _plan(settings: Settings, public: Address) -> Stack:
         own = msgspec.structs.replace(settings, gateway=gateway)
         name = _gateway_name(index, len(ops))
         children.append(_child(name, index, own, probes, (1, 0), gateway.drain_timeout_s + stop_timeout_s))
-    return Stack(settings, public, tuple(ops), tuple(children), probes)
+    return Stack(settings, public, tuple(ops), tuple(children), probes, http)
 
 
 def _gateway_name(index: int, count: int) -> str:

@@ -100,7 +100,13 @@ async def test_prompt_is_refused(plain_rig: Any, make_http: Any) -> None:
 
 
 async def test_harmless_values_ask_for_nothing(plain_rig: Any, make_http: Any) -> None:
-    body = {"prompt": "go", "tools": [], "response_format": {"type": "text"}, "store": None, "best_of": 1}
+    body: dict[str, Any] = {
+        "prompt": "go",
+        "tools": [],
+        "response_format": {"type": "text"},
+        "store": None,
+        "best_of": 1,
+    }
     asking = asyncio.create_task(make_http(plain_rig).ask("POST", COMPLETIONS, body | {"temperature": None}))
     submit = await plain_rig.scheduler.accept()
     plain_rig.scheduler.finish(submit.handle, 0)
