@@ -14,7 +14,9 @@ from deploy.bench.experiment.laboratory import Laboratory, OwnStackLaboratory, S
 from deploy.bench.experiment.verdict import ExperimentReport, judge
 from deploy.bench.output.difference_table import format_differences
 from deploy.bench.output.html_report import render_report
+from deploy.bench.output.plots import plot_all
 from deploy.bench.output.result import RunResult
+from deploy.bench.output.svg import render_chart_file
 from deploy.bench.output.table import format_table
 
 
@@ -72,6 +74,9 @@ def _write_files(arguments: argparse.Namespace, conducted: Conducted, report: Ex
             for repetition, result in enumerate(side.runs):
                 path = arguments.output / f"{report.name}-{side.variant.name}-{repetition}.json"
                 write_json(path, result, result.summarize())
+        for chart in plot_all([(side.variant.name, side.runs[0]) for side in conducted.variants]):
+            path = arguments.output / f"{report.name}-{chart.title.lower().replace(' ', '-')}.svg"
+            write_text(path, render_chart_file(chart))
     if arguments.html is not None:
         runs = [(side.variant.name, side.runs[0]) for side in conducted.variants]
         tables = [(f"{one.variant} against {one.against}: {one.claim}", one.differences) for one in report.comparisons]

@@ -16,6 +16,12 @@ _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#
 """Okabe and Ito's, which people with colour-blindness tell apart."""
 _MAX_POINTS = 1500
 
+_STYLE = """<style>
+text { font-family: system-ui, sans-serif } .title { font-weight: 600; font-size: 13px; fill: #333 }
+.label { font-size: 11px; fill: #767676 } .grid { stroke: #ddd; stroke-width: 1 }
+.line { fill: none; stroke-width: 1.6 } .key { stroke-width: 3 }
+</style><rect width="100%" height="100%" fill="#fff"/>"""
+
 Point = tuple[float, float]
 
 
@@ -59,6 +65,12 @@ def render_chart(chart: Chart) -> str:
     else:
         body.append(_text(WIDTH / 2, HEIGHT / 2, "nothing was measured", "middle"))
     return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" xmlns="http://www.w3.org/2000/svg">{"".join(body)}</svg>'
+
+
+def render_chart_file(chart: Chart) -> str:
+    """The same as a file of its own, with its style and a white ground."""
+    start, end = render_chart(chart).split(">", 1)
+    return f"{start}>{_STYLE}{end}\n"
 
 
 def thin_out(points: Sequence[Point], limit: int = _MAX_POINTS) -> Sequence[Point]:

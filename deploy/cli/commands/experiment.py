@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--allow-several-variables", action="store_true", help="run variants that differ in more than one variable"
     )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
-    parser.add_argument("--output", type=Path, metavar="FOLDER", help="write each run's result there")
+    parser.add_argument("--output", type=Path, metavar="FOLDER", help="write each run's result and plots there")
     parser.add_argument("--html", type=Path, metavar="FILE.html", help="write a report with plots")
     add_simulator_arguments(parser)
     add_settings_arguments(parser)

@@ -1,0 +1,65 @@
+"""More and more users at once on one stack, until more of them give no more tokens."""
+
+from collections.abc import Sequence
+
+from chairlift.runtime.settings import Settings
+from deploy.bench.batching.parts import Sweep, SweepPoint
+from deploy.bench.load.client import TargetModel
+from deploy.bench.load.clock import MonotonicClock
+from deploy.bench.load.generator import LoadPlan
+from deploy.bench.load.grpc_client import GrpcClient
+from deploy.bench.measure import Measurement, measure
+from deploy.bench.output.result import RunResult
+from deploy.bench.stack import OwnStack, run_own_stack
+from deploy.bench.workload.catalogue import WorkloadOptions, find_workload
+
+WORKLOAD = "mixed"
+_NUM_WARMUPS = 4
+
+
+async def run_sweep(settings: Settings, users: Sequence[int], requests_a_user: int) -> Sweep:
+    """One measurement for each number of users, ascending. Raises what the launcher raises, and TargetError."""
+    points: list[SweepPoint] = []
+    async with run_own_stack(settings) as stack:
+        clock = MonotonicClock()
+        client = GrpcClient(stack.target, clock)
+        try:
+            model = await client.describe()
+            for repetition, number in enumerate(users):
+                wanted = _plan(stack, model, number, max(requests_a_user * number, 8), repetition)
+                result = await measure(client, wanted, clock)
+                points.append(_to_point(number, result))
+        finally:
+            await client.close()
+    return Sweep(points=points, conditions=result.conditions)
+
+
+def _plan(stack: OwnStack, model: TargetModel, users: int, num_requests: int, repetition: int) -> Measurement:
+    options = WorkloadOptions(seed=repetition, vocab_size=model.vocab_size, max_model_len=model.max_model_len)
+    warmup = WorkloadOptions(seed=1_000 + repetition, vocab_size=model.vocab_size, max_model_len=model.max_model_len)
+    return Measurement(
+        backend="chairlift",
+        model=model,
+        workload=find_workload(WORKLOAD, options),
+        plan=LoadPlan(concurrency=users, num_sessions=num_requests),
+        warmup=find_workload(WORKLOAD, warmup),
+        num_warmups=_NUM_WARMUPS,
+        ops=stack.ops,
+        settings=stack.settings,
+        is_own_stack=True,
+    )
+
+
+def _to_point(users: int, result: RunResult) -> SweepPoint:
+    summary = result.summarize()
+    ttft, itl = summary.latencies["ttft"].percentiles, summary.latencies["itl"].percentiles
+    return SweepPoint(
+        users=users,
+        output_throughput=summary.output_throughput,
+        median_ttft_ms=ttft[50.0],
+        p99_ttft_ms=ttft[99.0],
+        median_itl_ms=itl[50.0],
+        p99_itl_ms=itl[99.0],
+        kv_used_share_max=None if result.server is None else result.server.kv_used_share_max,
+        preemptions=summary.preemptions,
+    )
