@@ -20,9 +20,10 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from chairlift.runtime.token_hash import digest_of_hash
 from chairlift.v1 import inference_pb2
 from gateway.security.principal import Principal, Role
-from gateway.security.tokens import HashedTokens, digest_of_hash
+from gateway.security.tokens import HashedTokens
 
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@/-]{0,63}$")]
 _METHODS = frozenset(inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].methods_by_name)

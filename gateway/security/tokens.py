@@ -1,31 +1,14 @@
-"""Bearer tokens: how they are hashed, and how the one that a caller shows is found among those that are known.
+"""Which of the known bearer tokens a caller shows. Holds hashes only."""
 
-A token is random and long, so that a plain hash is enough to keep it from whoever reads the file: there is nothing to
-guess. What a human has made up does not belong here.
-"""
-
-import hashlib
 import hmac
 from collections.abc import Iterable
 from typing import Generic, TypeVar
 
+from chairlift.runtime.token_hash import digest_of_token
+
 _T = TypeVar("_T")
-_PREFIX = "sha256:"
 _BUCKET_BYTES = 4
 MAX_TOKEN_CHARS = 512
-
-
-def hash_token(token: str) -> str:
-    """How a token stands in the file."""
-    return _PREFIX + hashlib.sha256(token.encode()).hexdigest()
-
-
-def digest_of_hash(text: str) -> bytes:
-    """The 32 bytes of ``sha256:HEX``. Raises ValueError."""
-    digest = bytes.fromhex(text.removeprefix(_PREFIX)) if text.startswith(_PREFIX) else b""
-    if len(digest) != hashlib.sha256().digest_size:
-        raise ValueError(f"expected {_PREFIX} and 64 hexadecimal digits, as `chairlift token hash` prints them")
-    return digest
 
 
 class HashedTokens(Generic[_T]):
@@ -43,7 +26,7 @@ class HashedTokens(Generic[_T]):
         """
         if len(token) > MAX_TOKEN_CHARS:
             return None
-        digest = hashlib.sha256(token.encode()).digest()
+        digest = digest_of_token(token)
         found: _T | None = None
         for known, owner in self._buckets.get(digest[:_BUCKET_BYTES], ()):
             if hmac.compare_digest(known, digest):

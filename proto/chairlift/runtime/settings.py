@@ -106,7 +106,9 @@ class TelemetrySettings(_Section, frozen=True):
     ] = "auto"
     iteration_span_share: Annotated[
         float,
-        Meta(ge=0, le=1, description="Share of the iterations with a sampled request in them that get a span; 0: none."),
+        Meta(
+            ge=0, le=1, description="Share of the iterations with a sampled request in them that get a span; 0: none."
+        ),
     ] = 0.01
     max_tenant_series: Annotated[
         CountOrZero, Meta(description="Tenants with series of their own in the scheduler's metrics; the rest is other.")

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import zmq
 
 from chairlift.runtime.addresses import is_loopback_host
+from chairlift.runtime.curve import CurveError, use_as_client, use_as_server
 from chairlift.runtime.private_folder import PrivateFolderError, make_private_folder
 from chairlift.runtime.settings import IpcSettings
 
@@ -53,17 +54,23 @@ def run_dir(settings: IpcSettings) -> Path:
 
 
 def bind_router(context: "zmq.Context[zmq.Socket[bytes]]", endpoint: str, settings: IpcSettings) -> "zmq.Socket[bytes]":
-    """A bound ROUTER. Sending to a peer that is gone or full raises (EHOSTUNREACH, EAGAIN) instead of dropping."""
+    """A bound ROUTER. Sending to a peer that is gone or full raises (EHOSTUNREACH, EAGAIN) instead of dropping.
+
+    Over tcp with a CURVE key it lets in who is listed for the endpoint: workers, else gateways. Raises EndpointError.
+    """
     _refuse_living_owner(endpoint)
     socket = context.socket(zmq.ROUTER)
     _set_common(socket, settings)
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
     socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
     try:
+        if _is_encrypted(endpoint, settings):
+            peers = "worker" if endpoint == settings.worker_endpoint else "gateway"
+            use_as_server(socket, context, settings, peers)
         socket.bind(endpoint)
-    except zmq.ZMQError as error:
+    except (zmq.ZMQError, CurveError) as error:
         socket.close()
-        raise EndpointError(f"{endpoint}: {error.strerror}") from None
+        raise EndpointError(f"{endpoint}: {_why(error)}") from None
     return socket
 
 
@@ -84,11 +91,26 @@ def connect_dealer(
     socket.setsockopt(zmq.RECONNECT_IVL, 50)
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
     try:
+        if _is_encrypted(endpoint, settings):
+            use_as_client(socket, endpoint, settings)
         socket.connect(endpoint)
-    except zmq.ZMQError as error:
+    except (zmq.ZMQError, CurveError) as error:
         socket.close()
-        raise EndpointError(f"{endpoint}: {error.strerror}") from None
+        raise EndpointError(f"{endpoint}: {_why(error)}") from None
     return socket
+
+
+def _is_encrypted(endpoint: str, settings: IpcSettings) -> bool:
+    """A folder that is this user's alone needs no keys."""
+    return settings.curve_secret_key_file is not None and endpoint.startswith("tcp://")
+
+
+def _why(error: zmq.ZMQError | CurveError) -> str:
+    match error:
+        case zmq.ZMQError():
+            return error.strerror or "libzmq refuses"
+        case _:
+            return str(error)
 
 
 def _refuse_living_owner(endpoint: str) -> None:
@@ -121,9 +143,10 @@ def _checked(endpoint: str, settings: IpcSettings) -> str:
         return endpoint
     if parts.scheme != "tcp" or not parts.hostname:
         raise EndpointError(f"{endpoint}: expected ipc://PATH or tcp://HOST:PORT")
-    if not is_loopback_host(parts.hostname) and not settings.allow_plaintext:
+    is_safe = is_loopback_host(parts.hostname) or _is_encrypted(endpoint, settings)
+    if not is_safe and not settings.allow_plaintext:
         raise EndpointError(
             f"{endpoint}: plaintext to another host; whoever reaches this port can send plans "
-            "(ipc.allow_plaintext=true where the network itself is trusted)"
+            "(set ipc.curve_secret_key_file, or ipc.allow_plaintext=true where the network itself is trusted)"
         )
     return endpoint

@@ -6,11 +6,12 @@ from collections.abc import Callable
 
 import pytest
 
+from chairlift.runtime.token_hash import digest_of_hash, hash_token
 from gateway.errors.api_error import ApiError
 from gateway.security.authenticator import Authenticator
 from gateway.security.credentials_file import CredentialsError, parse_credentials
 from gateway.security.principal import INFERENCE_SERVICE, OPS_SERVICE, Principal, Role
-from gateway.security.tokens import MAX_TOKEN_CHARS, digest_of_hash, hash_token
+from gateway.security.tokens import MAX_TOKEN_CHARS
 
 FILE = f"""
 [tenants.acme]

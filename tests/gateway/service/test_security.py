@@ -16,10 +16,10 @@ from chairlift.ipc import front
 from chairlift.ipc.common import CancelOutcome
 from chairlift.runtime.addresses import AddressError
 from chairlift.runtime.settings import Settings
+from chairlift.runtime.token_hash import hash_token
 from chairlift.v1 import inference_pb2 as pb
 from chairlift.v1 import ops_pb2
 from gateway.security.secret_files import SecretsError
-from gateway.security.tokens import hash_token
 from gateway.server import INFERENCE, OPS
 from gateway.service import GatewayService
 

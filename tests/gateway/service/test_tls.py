@@ -32,7 +32,8 @@ class Authority:
         cert, key = self._folder / f"{name}.crt", self._folder / f"{name}.pkey"
         subprocess.run(
             [OPENSSL, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
-             "-days", "9", "-keyout", key, "-out", cert, "-subj", f"/CN={name}", "-addext", "subjectAltName=DNS:localhost"],
+             "-days", "9", "-keyout", key, "-out", cert, "-subj", f"/CN={name}",
+             "-addext", "subjectAltName=DNS:localhost"],
             check=True, capture_output=True,
         )  # fmt: skip
         return cert, key
@@ -66,7 +67,7 @@ async def test_a_new_certificate_is_for_new_connections_and_old_streams_live_on(
     start_rig: Callable[..., Any], authority: Authority, spell: Any
 ) -> None:
     (cert, key), (new_cert, new_key) = authority.make("old"), authority.make("new")
-    old_roots = shutil.copy(cert, cert.with_suffix(".roots"))
+    old_roots = Path(shutil.copy(cert, cert.with_suffix(".roots")))
     async with start_rig(tls_cert_file=str(cert), tls_key_file=str(key), secret_poll_interval_s=0.05) as rig:
         channel = _channel(rig.service.port, old_roots)
         stub: Any = pb_grpc.InferenceServiceStub(channel)
