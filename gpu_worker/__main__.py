@@ -41,6 +41,7 @@ def _run(settings: Settings, num_threads: int, stop: StopSignal) -> int:
     from gpu_worker.kv_cache import KvCacheSizeError
     from gpu_worker.loading.errors import ModelLoadError
     from gpu_worker.loading.loader import open_model
+    from gpu_worker.memory import DeviceMemoryError
     from gpu_worker.service import StopRequestedError, WorkerService
     from gpu_worker.sizes import UnusableSettingsError
     from gpu_worker.warm_up import WarmUpError
@@ -63,7 +64,7 @@ def _run(settings: Settings, num_threads: int, stop: StopSignal) -> int:
         return ExitCode.OK
     except UnusableSettingsError as error:
         return _give_up(ExitCode.USAGE, "worker_cannot_start", error)
-    except (ModelLoadError, KvCacheSizeError, WarmUpError, torch.OutOfMemoryError) as error:
+    except (ModelLoadError, KvCacheSizeError, DeviceMemoryError, WarmUpError, torch.OutOfMemoryError) as error:
         return _give_up(ExitCode.MODEL, "model_cannot_be_served", error)
     finally:
         service.close()

@@ -2,11 +2,17 @@
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 _UNLIMITED_V1 = 1 << 60
+
+
+class DeviceMemoryError(RuntimeError):
+    """A GPU's memory does not hold what this worker needs to start. The message has the figures."""
 
 
 def available_host_bytes(root: Path = Path("/")) -> int:
@@ -22,14 +28,55 @@ def available_host_bytes(root: Path = Path("/")) -> int:
     return max(0, min([available, *_cgroup_rooms(root)]))
 
 
-def cuda_kv_budget(device: torch.device, utilization: float, peak_bytes: int) -> int:
-    """Bytes for the KV cache on a GPU, after weights were loaded and the largest step has run.
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """Of a GPU, in bytes."""
 
-    `peak_bytes` is what torch had allocated at most during that step; what others hold on the device counts as well.
-    """
-    free, total = torch.cuda.mem_get_info(device)
-    held_now = torch.cuda.memory_allocated(device)
-    return int(total * utilization) - (total - free) - (peak_bytes - held_now)
+    total: int
+    free: int
+    reserved: int
+    """What torch holds of it in this process."""
+
+    @classmethod
+    def of(cls, device: torch.device) -> "DeviceMemory":
+        """Now."""
+        free, total = torch.cuda.mem_get_info(device)
+        return cls(total, free, torch.cuda.memory_reserved(device))
+
+    @property
+    def held_elsewhere(self) -> int:
+        """By other processes, and by the driver for this one."""
+        return self.total - self.free - self.reserved
+
+    def budget(self, utilization: float) -> int:
+        """Bytes that this process may hold in all: its share of the device, less what is held elsewhere."""
+        return int(self.total * utilization) - self.held_elsewhere
+
+    def __str__(self) -> str:
+        """Figures for a message."""
+        return (
+            f"the device has {self.total >> 20} MiB, {self.free >> 20} MiB of them free, {self.reserved >> 20} MiB "
+            f"held by this worker and {self.held_elsewhere >> 20} MiB elsewhere"
+        )
+
+
+def check_weights_fit(memory: DeviceMemory, utilization: float, weight_bytes: int) -> None:
+    """Raises DeviceMemoryError, before anything is read, where a device has no room for weights and any KV cache."""
+    budget = memory.budget(utilization)
+    if weight_bytes >= budget:
+        raise DeviceMemoryError(
+            f"the weights take {weight_bytes >> 20} MiB, and worker.gpu_memory_utilization={utilization} leaves "
+            f"{max(0, budget) >> 20} MiB for weights and KV cache; {memory}"
+        )
+
+
+@contextmanager
+def explained_shortage(stage: str, device: torch.device) -> Iterator[None]:
+    """Raises DeviceMemoryError with the figures where what it encloses runs out of the device's memory."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise DeviceMemoryError(f"out of memory while {stage}; {DeviceMemory.of(device)}") from None
 
 
 def _meminfo(path: Path) -> Iterator[tuple[str, int]]:

@@ -4,13 +4,13 @@ import gc
 import secrets
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import structlog
 import torch
 import zmq
 
-from chairlift.ipc.device import WorkerBye
+from chairlift.ipc.device import StepDone, WorkerBye
 from chairlift.runtime.probes import ProbeServer, ProcessState
 from chairlift.runtime.process import ExitCode, StopSignal, new_epoch
 from chairlift.runtime.settings import Settings
@@ -18,12 +18,14 @@ from chairlift.runtime.sockets import connect_dealer, worker_endpoint
 from chairlift.runtime.tracing import Tracing
 from gpu_worker.backends.choose import choose_backend
 from gpu_worker.engine import Engine, build_engine
+from gpu_worker.execution import Execution, Finished
 from gpu_worker.faults import FaultInjector
 from gpu_worker.heartbeat import Heartbeat, Progress
-from gpu_worker.host_memory import give_back_freed
+from gpu_worker.host_memory import anonymous_bytes, give_back_freed
 from gpu_worker.link import SchedulerLink, Standing
 from gpu_worker.loading.config import ModelConfig
 from gpu_worker.loading.loader import ModelFiles
+from gpu_worker.memory import explained_shortage
 from gpu_worker.metrics import WorkerMetrics
 from gpu_worker.sizes import choose_sizes
 
@@ -60,8 +62,8 @@ class WorkerService:
     def load(self, files: ModelFiles, stop: StopSignal) -> Engine:
         """Reads weights, sizes the cache, warms up.
 
-        Raises UnusableSettingsError, ModelLoadError, KvCacheSizeError, WarmUpError, or StopRequestedError at a signal
-        between two tensors.
+        Raises UnusableSettingsError, ModelLoadError, KvCacheSizeError, DeviceMemoryError, WarmUpError, or
+        StopRequestedError at a signal between two tensors.
         """
 
         def progress(done: int, total: int) -> None:
@@ -73,7 +75,8 @@ class WorkerService:
         self.state.set_ready(False, "preparing kernels")
         backend = choose_backend(self._settings, files, self._sizes)
         started = time.monotonic()
-        model = backend.load(files, progress)
+        with explained_shortage("loading weights", self._sizes.device):
+            model = backend.load(files, progress)
         self._log.info(
             "weights_loaded",
             parameters=model.num_parameters,
@@ -81,6 +84,7 @@ class WorkerService:
             dtype=str(self._sizes.dtype).removeprefix("torch."),
             quantization=backend.quantization,
             seconds=round(time.monotonic() - started, 2),
+            host_mib=anonymous_bytes() >> 20,
         )
         self.state.set_ready(False, "warming up")
         engine = build_engine(self._settings, files.source, backend, model, self._sizes, self._epoch, self._faults)
@@ -89,21 +93,24 @@ class WorkerService:
 
     def run(self, engine: Engine, stop: StopSignal) -> int:
         """Serves plans until `stop` is requested or the scheduler refuses this worker. Returns the exit code."""
-        with self._connected(engine) as (socket, link, heartbeat):
+        with self._connected(engine) as (socket, link, heartbeat), closing(engine.new_execution()) as execution:
             poller = zmq.Poller()
             poller.register(socket, zmq.POLLIN)
             poller.register(stop.fileno(), zmq.POLLIN)
+            if execution.wake_fd is not None:
+                poller.register(execution.wake_fd, zmq.POLLIN)
             timeout_ms = round(self._settings.ipc.heartbeat_interval_s * 1000)
             self._log.info("worker_started", endpoint=self._endpoint, epoch=self._epoch, **_figures(engine))
             # Everything alive now stays: later collections need not look at it.
             gc.collect()
             gc.freeze()
             while not stop.requested:
-                self._turn(engine, link, stop)
+                self._turn(execution, link, stop)
                 self._note_standing(link, heartbeat)
                 if link.standing is Standing.REFUSED:
                     return ExitCode.USAGE
                 poller.poll(timeout_ms)
+            self._send_all(execution.drain(), link)
             link.send(WorkerBye(self._epoch))
         self._log.info("worker_stopped", steps=engine.runner.counters.steps)
         return ExitCode.OK
@@ -135,20 +142,30 @@ class WorkerService:
         finally:
             context.destroy(linger=_LINGER_MS)
 
-    def _turn(self, engine: Engine, link: SchedulerLink, stop: StopSignal) -> None:
-        """Carries out every plan that has arrived, in order; each result leaves before the next plan begins."""
+    def _turn(self, execution: Execution, link: SchedulerLink, stop: StopSignal) -> None:
+        """Begins every plan that has arrived and that there is room for, in order, and sends what is finished."""
         link.receive()
-        while not stop.requested and (plan := link.next_plan()) is not None:
-            self._progress.step_started_ns = time.monotonic_ns()
-            result = engine.runner.execute(plan)
-            self._progress.step_started_ns = None
-            self._progress.last_step = engine.runner.last_step
+        while not stop.requested and execution.has_room and (plan := link.next_plan()) is not None:
+            if self._progress.step_started_ns is None:
+                self._progress.step_started_ns = time.monotonic_ns()
+            execution.submit(plan)
+            self._send_all(execution.finished(), link)
+            self._progress.step_started_ns = execution.busy_since_ns
+            link.receive()
+        self._send_all(execution.finished(), link)
+        self._progress.step_started_ns = execution.busy_since_ns
+        # A device that hangs lets this loop turn: only results, and having nothing to do, are signs of life.
+        if execution.busy_since_ns is None:
+            self.state.turned()
+
+    def _send_all(self, finished: Iterator[Finished], link: SchedulerLink) -> None:
+        for plan, result in finished:
+            if isinstance(result, StepDone):
+                self._progress.last_step = plan.step
             self._metrics.note(plan, result)
             if result is not None and not link.send(result):
                 self._log.warning("result_not_sent", step=plan.step)
             self.state.turned()
-            link.receive()
-        self.state.turned()
 
     def _note_standing(self, link: SchedulerLink, heartbeat: Heartbeat) -> None:
         if link.standing is Standing.GREETED:
@@ -163,6 +180,7 @@ def _figures(engine: Engine) -> dict[str, object]:
     return {
         "model": geometry.model,
         "device": geometry.device,
+        "attention": engine.attention,
         "dtype": geometry.dtype,
         "num_threads": torch.get_num_threads(),
         "max_model_len": geometry.max_model_len,

@@ -53,7 +53,8 @@ def choose_sizes(settings: Settings, config: ModelConfig) -> Sizes:
             f"scheduler.max_num_batched_tokens={tokens}: below {max_num_seqs} sequences, which decode a token each"
         )
     return Sizes(
-        torch.device(name),
+        # With its number, as tensors on it say it.
+        torch.device(name, torch.cuda.current_device()) if name == "cuda" else torch.device(name),
         DTYPES[settings.model.dtype],
         stated or config.context_length,
         max_num_seqs,

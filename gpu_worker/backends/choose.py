@@ -5,6 +5,7 @@ import torch
 
 from chairlift.runtime.settings import Settings
 from gpu_worker.backends.backend import Backend
+from gpu_worker.backends.device_choice import choose_device_backend
 from gpu_worker.backends.native import NativeBackend, find_obstacle
 from gpu_worker.backends.reference import ReferenceBackend
 from gpu_worker.kernels.cpu.library import KernelsUnavailableError
@@ -14,18 +15,22 @@ from gpu_worker.threads import usable_cores
 
 
 def choose_backend(settings: Settings, files: ModelFiles, sizes: Sizes) -> Backend:
-    """Native kernels on a CPU that has them, else torch, which is said in one line.
+    """The best kernels that the device has, else torch, which is said in one line.
 
     Raises UnusableSettingsError where settings insist on what is not to be had.
     """
     if settings.model.quantization == "gguf" and not files.has_blocks:
         raise UnusableSettingsError("model.quantization=gguf: the model's file has no blocks of Q4_0, Q4_1 or Q8_0")
+    is_cuda = sizes.device.type == "cuda"
     try:
-        backend: Backend = _open_native(settings, files, sizes)
+        backend: Backend = (
+            choose_device_backend(settings, files, sizes) if is_cuda else _open_native(settings, files, sizes)
+        )
     except KernelsUnavailableError as error:
-        _refuse_less_than_asked(settings, str(error))
-        if settings.worker.attention == "auto" and sizes.device.type == "cpu":
-            structlog.get_logger().warning("native_kernels_unavailable", reason=str(error), instead="reference")
+        _refuse_less_than_asked(settings, sizes, str(error))
+        if settings.worker.attention == "auto":
+            event = "triton_kernels_unavailable" if is_cuda else "native_kernels_unavailable"
+            structlog.get_logger().warning(event, reason=str(error), instead="reference")
         backend = ReferenceBackend(sizes.dtype, sizes.device)
     if settings.worker.deterministic and not backend.is_deterministic:
         raise UnusableSettingsError(f"worker.deterministic=true: not with {backend.name} kernels")
@@ -34,10 +39,8 @@ def choose_backend(settings: Settings, files: ModelFiles, sizes: Sizes) -> Backe
 
 def _open_native(settings: Settings, files: ModelFiles, sizes: Sizes) -> NativeBackend:
     """Raises KernelsUnavailableError."""
-    if settings.worker.attention == "reference":
-        raise KernelsUnavailableError("worker.attention is reference")
-    if sizes.device.type != "cpu":
-        raise KernelsUnavailableError(f"worker.device is {sizes.device.type}")
+    if settings.worker.attention in ("reference", "triton", "cuda"):
+        raise KernelsUnavailableError(f"worker.attention is {settings.worker.attention}")
     if obstacle := find_obstacle(files.config, sizes.block_size):
         raise KernelsUnavailableError(obstacle)
     quantization = "none" if settings.model.quantization == "auto" else settings.model.quantization
@@ -51,8 +54,12 @@ def _open_native(settings: Settings, files: ModelFiles, sizes: Sizes) -> NativeB
     return backend
 
 
-def _refuse_less_than_asked(settings: Settings, reason: str) -> None:
-    if settings.worker.attention == "native":
-        raise UnusableSettingsError(f"worker.attention=native: {reason}")
-    if settings.model.quantization in ("int8", "gguf"):
-        raise UnusableSettingsError(f"model.quantization={settings.model.quantization} needs native kernels: {reason}")
+def _refuse_less_than_asked(settings: Settings, sizes: Sizes, reason: str) -> None:
+    wanted, quantization = settings.worker.attention, settings.model.quantization
+    if wanted in ("triton", "cuda") and sizes.device.type == "cpu":
+        raise UnusableSettingsError(f"worker.attention={wanted}: needs worker.device=cuda")
+    if wanted in ("native", "triton", "cuda"):
+        raise UnusableSettingsError(f"worker.attention={wanted}: {reason}")
+    if quantization in ("int8", "gguf"):
+        kernels = "triton" if sizes.device.type == "cuda" else "native"
+        raise UnusableSettingsError(f"model.quantization={quantization} needs {kernels} kernels: {reason}")

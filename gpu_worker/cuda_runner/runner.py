@@ -21,7 +21,7 @@ from gpu_worker.cuda_runner.graphs import DecodeGraphs, GraphCapturer
 from gpu_worker.cuda_runner.packing import BoardingWords, Upload
 from gpu_worker.cuda_runner.pending import PendingStep, RowEnds
 from gpu_worker.cuda_runner.resident_batch import ResidentBatch
-from gpu_worker.cuda_runner.transfer import Downloader, Uploader
+from gpu_worker.cuda_runner.transfer import IN_FLIGHT, Downloader, Uploader
 from gpu_worker.failures import NonFiniteLogitsError
 from gpu_worker.faults import FaultInjector
 from gpu_worker.kv_cache import KvCache
@@ -77,6 +77,11 @@ class CudaRunner(Runner):
             self._graphs = DecodeGraphs(options.buckets, self._step.decode_body, capturer)
 
     @property
+    def most_in_flight(self) -> int:
+        """Steps that may lie between launch and finish: as many as there is room for results of."""
+        return IN_FLIGHT
+
+    @property
     def state_bytes(self) -> int:
         """Device memory of the rows."""
         return self._step.state.num_bytes
@@ -94,7 +99,7 @@ class CudaRunner(Runner):
         except torch.AcceleratorError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever a step raises is the scheduler's to isolate
-            self._generation += 1
+            # Steps launched before it are as good as they were.
             return self._fail(plan, error)
         self.last_step, self._follows, self._refused_step = plan.step, plan.step + 1, None
         return pending

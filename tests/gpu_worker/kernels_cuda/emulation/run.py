@@ -1,9 +1,11 @@
-"""The launcher and the CUDA C++ kernel on the CPU: ``python -m … run LIBRARY HEAD_DIM GROUP NUM_KV_HEADS BLOCK_SIZE``.
+"""The launcher and the CUDA C++ kernel on the CPU: ``python -m … run FOLDER`` forks for each library there.
 
-LIBRARY is the stand-in driver built for that shape, with AddressSanitizer: a read or write outside of a tensor ends
-the process. Pages that no row owns are NaN. Exits 1 when the result differs from the float64 reference.
+A library is the stand-in driver built for one shape, ``NAME.HEAD_DIM.GROUP.NUM_KV_HEADS.BLOCK_SIZE.so``, with
+AddressSanitizer: a read or write outside of a tensor ends its process. Pages that no row owns are NaN. Prints ``end
+NAME CODE`` for each, where 1 says that a result differs from the float64 reference.
 """
 
+import os
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -37,8 +39,26 @@ class NoCompiler:
         return b"\x7fELF"
 
 
-def main(library: str, sizes: list[int]) -> int:
+def main(folder: Path) -> int:
     """Exit code."""
+    for library in sorted(folder.glob("*.so")):
+        name, *sizes, _ = library.name.split(".")
+        print(f"begin {name}", flush=True)
+        child = os.fork()
+        if child == 0:
+            code = 2
+            try:
+                code = check(str(library), [int(size) for size in sizes])
+            finally:
+                sys.stdout.flush()
+                os._exit(code)
+        _, status = os.waitpid(child, 0)
+        print(f"end {name} {os.waitstatus_to_exitcode(status)}", flush=True)
+    return 0
+
+
+def check(library: str, sizes: list[int]) -> int:
+    """1 when a result is wrong, else 0."""
     head_dim, group, num_kv_heads, block_size = sizes
     torch.manual_seed(3)
     driver = Driver(library)
@@ -90,4 +110,4 @@ def _check_driver_errors(driver: Driver) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], [int(argument) for argument in sys.argv[2:]]))
+    sys.exit(main(Path(sys.argv[1])))

@@ -1,14 +1,16 @@
 """Compiles what the wrappers launch for sm_80, sm_86, sm_90 and sm_100, with no GPU, and prints what each kernel takes.
 
-``python -m … compile_all [NAME …]``: exits 1 when a kernel does not compile, spills registers, or wants more shared
-memory than its device has. fp8 (e4m3) needs sm_89 or newer.
+``python -m … compile_all [--part I/N] [NAME …]``: exits 1 when a kernel does not compile, spills registers, or wants
+more shared memory than its device has. fp8 (e4m3) needs sm_89 or newer.
 """
 
+import argparse
 import os
 import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +23,7 @@ from triton.compiler import ASTSource
 from gpu_worker.kernels.triton.shapes import DeviceClass
 from tests.gpu_worker.kernels_triton.compiled.cases import all_cases
 from tests.gpu_worker.kernels_triton.compiled.launches import Launch, launches_of
+from tests.gpu_worker.kernels_triton.parts import part_of
 
 _CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 
@@ -95,13 +98,18 @@ def rows_of(name: str) -> list[Row]:
     return rows
 
 
-def main(names: list[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Prints the table; exit code."""
-    names = names or [case.name for case in all_cases()]
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--part", type=part_of, default=(0, 1), metavar="I/N")
+    chosen = parser.parse_args(arguments)
+    first, step = chosen.part
+    names = (chosen.names or [case.name for case in all_cases()])[first::step]
     print(f"triton {triton.__version__}")
     print(f"{'case':24s} {'kernel':26s} {'arch':>6s} {'regs':>5s} {'spill':>6s} {'shared':>7s} {'cubin':>7s}")
     faults = []
-    with ProcessPoolExecutor(os.cpu_count()) as pool:
+    with ProcessPoolExecutor(1 if step > 1 else os.cpu_count()) as pool:
         for rows in pool.map(rows_of, names):
             for row in rows:
                 print(row.line(), flush=True)

@@ -10,7 +10,8 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from gpu_worker.batch.columns import PlanColumns
+from chairlift.ipc.device import Plan
+from gpu_worker.batch.columns import unpack_plan
 from gpu_worker.batch.limits import BatchLimits
 from gpu_worker.cuda_runner.device_step import DeviceStep
 from gpu_worker.kernels.triton.backend import TritonAttention, TritonOps
@@ -111,10 +112,8 @@ def run_decode(step: DeviceStep) -> None:
 
 def run_mixed(step: DeviceStep) -> None:
     """A step with chunks, boarded penalties and copies, run eagerly."""
-    nothing = np.zeros(0, np.int64)
-    columns = PlanColumns(
-        nothing, nothing, nothing, nothing, nothing, np.arange(5), np.array([5, 6]), np.array([100, 30])
-    )
+    decode, chunks = (np.array(words, "<u4").tobytes() for words in (range(5), (5, 100, 6, 30)))
+    columns = unpack_plan(Plan(1, 1, decode=decode, chunks=chunks))
     step.count_tokens(3, 200)
     step.copy_blocks(4)
     step.run_mixed(columns, 6, 900, -1)

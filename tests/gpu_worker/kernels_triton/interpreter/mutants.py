@@ -1,15 +1,18 @@
-"""Bugs planted one at a time in the kernels: the cases must catch every one. ``python -m … mutants`` exits 1 if not.
+"""Bugs planted one at a time in the kernels: the cases must catch every one. ``python -m … mutants
+[--part I/N]`` exits 1 if not.
 
 A bug that a kernel could really have is the only measure of whether the cases look at the right things. Each runs in
 a forked process that has imported everything but the kernels, so that a crash ends that process alone.
 """
 
+import argparse
 import importlib.util
 import io
 import os
 import sys
 import tempfile
 import warnings
+from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +22,7 @@ import torch
 import gpu_worker.kernels.triton
 from tests.gpu_worker.kernels_triton.interpreter import repair
 from tests.gpu_worker.kernels_triton.interpreter.run import failures_of
+from tests.gpu_worker.kernels_triton.parts import part_of
 
 _DEVICE = "gpu_worker.kernels.triton.device"
 _FOLDER = Path(gpu_worker.kernels.triton.__file__).parent / "device"
@@ -192,13 +196,16 @@ def _start(mutant: Mutant, folder: Path) -> int:
     return child
 
 
-def main() -> int:
-    """Runs all; exit code."""
+def main(arguments: Sequence[str]) -> int:
+    """Runs all, or every N-th; exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--part", type=part_of, default=(0, 1), metavar="I/N")
+    first, step = parser.parse_args(arguments).part
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", category=RuntimeWarning)
     repair.install()
     with tempfile.TemporaryDirectory() as folder:
-        codes = _run_all(all_mutants(), Path(folder))
+        codes = _run_all(all_mutants()[first::step], Path(folder), 1 if step > 1 else os.cpu_count() or 1)
     survivors = [mutant for mutant, code in codes.items() if code == 0 or code > 1]
     for mutant in codes:
         print(f"{'SURVIVED' if mutant in survivors else 'caught':9s} {mutant.group:10s} {mutant.name}")
@@ -206,13 +213,13 @@ def main() -> int:
     return 1 if survivors else 0
 
 
-def _run_all(mutants: list[Mutant], folder: Path) -> dict[Mutant, int]:
-    """Exit code of each one's process, negative where it was ended by a signal; as many at once as there are cores."""
+def _run_all(mutants: list[Mutant], folder: Path, num_jobs: int) -> dict[Mutant, int]:
+    """Exit code of each one's process, negative where it was ended by a signal."""
     running: dict[int, Mutant] = {}
     codes: dict[Mutant, int] = {}
     waiting = list(reversed(mutants))
     while waiting or running:
-        while waiting and len(running) < (os.cpu_count() or 1):
+        while waiting and len(running) < num_jobs:
             mutant = waiting.pop()
             home = folder / str(len(waiting))
             home.mkdir()
@@ -223,4 +230,4 @@ def _run_all(mutants: list[Mutant], folder: Path) -> dict[Mutant, int]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))
