@@ -3,6 +3,10 @@
 After a failed step its sequences are suspects. They run in groups, nobody else in the step: a group that gets through
 is cleared, one that fails is cut in half, a single one that fails is the culprit. Newcomers of the failed step are
 tested last, since the others have run before: a transient fault then costs two small steps, a poisoned newcomer too.
+
+A worker that dies takes its KV cache with it, so those who were in flight are not halved: that would cost a restart
+each time. Who was in flight at two deaths in a row, and had not come past where the first one met it, runs alone until
+it has; who is alone in flight at its third death is the culprit. Any other death costs nobody anything.
 """
 
 from collections.abc import Iterable
@@ -11,6 +15,8 @@ from scheduler_svc.core.sequence import Sequence
 
 MAX_FAILED_STEPS = 64
 """Failed steps in one episode before every remaining suspect counts as a culprit."""
+MAX_DEATHS = 3
+"""Deaths of a worker at one place of a sequence, the last with nobody else in flight: it is the culprit."""
 MAX_FRUITLESS = 3
 """Episodes in a row that clear everyone, after each of which the next whole batch fails again."""
 
@@ -23,6 +29,11 @@ class Probation:
         self._num_failed = 0
         self._num_culprits = 0
         self._num_fruitless = 0
+        self._is_deadly = False
+        """Whether suspects run alone, and until they are past the place at which the worker died."""
+        self._num_deaths: dict[Sequence, int] = {}
+        self._reach: dict[Sequence, int] = {}
+        """Tokens that a sequence must have computed to be past the place at which the worker died."""
 
     @property
     def is_on(self) -> bool:
@@ -54,6 +65,8 @@ class Probation:
         if not self._groups:
             self._num_fruitless = 0
             return
+        if self._is_deadly and not all(one.is_ended or self._is_past(one) for one in self._groups[-1]):
+            return
         self._groups.pop()
         if not self._groups and self._num_culprits == 0:
             self._num_fruitless += 1
@@ -80,13 +93,39 @@ class Probation:
     def _begin(self, suspects: list[Sequence], newcomers: list[Sequence]) -> list[Sequence]:
         self._num_failed = 1
         self._num_culprits = 0
+        self._is_deadly = False
         if self._num_fruitless >= MAX_FRUITLESS:
             self._num_fruitless = 0
             return [max(suspects + newcomers, key=lambda one: (one.request.place, one.choice))]
         self._groups = [group for group in (newcomers, suspects) if group]
         return []
 
-    def clear(self) -> None:
-        """The device is another one: nobody is suspected."""
-        self._groups = []
-        self._num_fruitless = 0
+    def worker_died(self, riders: Iterable[tuple[Sequence, int]]) -> list[tuple[Sequence, int]]:
+        """The worker died with these in flight, each with the tokens that plans covered.
+
+        Returns who is found guilty, and of how many deaths. All have their confirmed results.
+        """
+        under_test = self._groups[-1] if self._is_deadly and self._groups else []
+        num_deaths, reach = self._num_deaths, self._reach
+        self._num_deaths = {one: count for one, count in num_deaths.items() if not one.is_ended}
+        self._reach = {one: tokens for one, tokens in reach.items() if not one.is_ended}
+        suspects, guilty = [], []
+        for one, scheduled in riders:
+            deaths = 1 if one not in self._num_deaths or self._is_past(one) else self._num_deaths[one] + 1
+            self._num_deaths[one] = deaths
+            self._reach[one] = scheduled if deaths == 1 else max(scheduled, self._reach[one])
+            if deaths >= MAX_DEATHS and len(under_test) == 1 and one is under_test[0]:
+                guilty.append((one, deaths))
+            elif deaths > 1:
+                suspects.append(one)
+        # Whoever came last runs first: the others had run for longer.
+        suspects.sort(key=lambda one: (one.request.place, one.choice))
+        self._groups = [[one] for one in suspects]
+        self._is_deadly = bool(suspects)
+        self._num_failed = self._num_culprits = self._num_fruitless = 0
+        return guilty
+
+    def _is_past(self, one: Sequence) -> bool:
+        # What it knows it has computed, but for the newest token and for a prompt that it is still at.
+        computed = one.num_known - 1 if one.outputs else one.computed
+        return computed >= self._reach.get(one, 0)

@@ -11,18 +11,20 @@ from scheduler_svc.core import admission, ends, seats, swapping
 from scheduler_svc.core.batch import Batch
 from scheduler_svc.core.blocks import BlockPool
 from scheduler_svc.core.emission import stop_sending
-from scheduler_svc.core.ends import Cause
+from scheduler_svc.core.ends import RETRY_NS, Cause
 from scheduler_svc.core.host_pool import HostPool, SwapCost
 from scheduler_svc.core.request import Request
+from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.core.state import SchedulerState, Worker
 from scheduler_svc.core.steps import Step
 from scheduler_svc.core.timers import TimerKind
 
-_RETRY_NS = 1_000_000_000
-
 STEP_FAILED = Cause(FinishReason.ERROR, failure=Reason.STEP_FAILED, message="the device could not compute this choice")
+KILLS_WORKER = Cause(
+    FinishReason.ERROR, failure=Reason.STEP_FAILED, message="the device process died each time it computed this choice"
+)
 NO_WORKER = Cause(
-    FinishReason.ERROR, failure=Reason.NO_WORKER, message="no worker came back in time", retry_after_ns=_RETRY_NS
+    FinishReason.ERROR, failure=Reason.NO_WORKER, message="no worker came back in time", retry_after_ns=RETRY_NS
 )
 
 
@@ -115,7 +117,9 @@ def worker_lost(state: SchedulerState, worker_epoch: int, now: int) -> None:
     if worker is None or not worker.is_up or worker.epoch != worker_epoch:
         return
     steps = list(state.in_flight)
+    riders = _riders(state, steps)
     _settle_all(state)
+    guilty = state.probation.worker_died(riders)
     for sequence in list(state.batch.rows.values()):
         seats.send_back(state, sequence, WaitReason.WORKER_LOST, now)
     _call_back_finishing(state, steps, WaitReason.WORKER_LOST, now)
@@ -123,12 +127,27 @@ def worker_lost(state: SchedulerState, worker_epoch: int, now: int) -> None:
     state.batch.void()
     state.pool = BlockPool(0)
     state.host_pool = HostPool(0)
-    state.probation.clear()
     state.blocked.clear()
     worker.is_up = False
     worker.lost_ns = now
     state.clock.turn(WaitReason.WORKER_LOST, now)
     state.timers.set(now + state.config.worker_restart_grace_ns, TimerKind.WORKER_GRACE)
+    for sequence, num_deaths in guilty:
+        state.counters.excused_losses += num_deaths
+        if not sequence.is_ended:
+            ends.end_sequence(state, sequence, KILLS_WORKER, now)
+
+
+def _riders(state: SchedulerState, steps: list[Step]) -> list[tuple[Sequence, int]]:
+    """Who is in flight, with the tokens that plans cover of it; nobody twice."""
+    if not steps:
+        return []
+    members = dict.fromkeys(state.confirmed.members)
+    for step in steps:
+        if step.transition is not None:
+            members.update(dict.fromkeys(step.transition.joined))
+        members.update(dict.fromkeys(chunk.sequence for chunk in step.chunks))
+    return [(one, state.batch.num_scheduled(one)) for one in members if not one.is_ended]
 
 
 def worker_up(state: SchedulerState, worker_epoch: int, geometry: device.Geometry, now: int) -> None:

@@ -50,6 +50,7 @@ class Counters:
         "cached_tokens",
         "discarded_rows",
         "ended",
+        "excused_losses",
         "failed_steps",
         "output_tokens",
         "preemptions",
@@ -71,6 +72,8 @@ class Counters:
         self.discarded_rows = 0
         self.steps = 0
         self.failed_steps = 0
+        self.excused_losses = 0
+        """Deaths of workers that a request was found guilty of, and that are no sign of a bad worker."""
         self.stale_results = 0
         self.waits_ns = [0] * (len(WaitReason) + 1)
         """By WaitReason, of requests that have ended."""

@@ -94,6 +94,7 @@ class Lives(RuleBasedStateMachine):
         )
         self.jobs: list[Job] = []
         self.num_faults = 0
+        self.num_deaths = 0
 
     # ---- requests ----
 
@@ -264,6 +265,7 @@ class Lives(RuleBasedStateMachine):
     @precondition(lambda self: self.world.device is not None)
     def worker_dies(self) -> None:
         self.world.worker_lost()
+        self.num_deaths += 1
 
     @rule()
     @precondition(lambda self: self.world.device is None)
@@ -356,7 +358,8 @@ class Lives(RuleBasedStateMachine):
             if finished.reason == FinishReason.ERROR and finished.failure_reason != Reason.NO_WORKER:
                 # A lone suspect whose step throws is guilty: a second fault, planted meanwhile, looks the same.
                 num_faults = self.num_faults + any(POISON in other.prompt for other in self.jobs)
-                assert POISON in job.prompt or num_faults > 1
+                # Three deaths at one place of a sequence make it the culprit.
+                assert POISON in job.prompt or num_faults > 1 or self.num_deaths > 2
             if job.sampling.logprobs is not None:
                 assert len(stream.logprobs[choice]) >= len(output)
         if job.sampling.prompt_logprobs is not None and any(one.reason in COMPLETE for one in stream.finished.values()):
