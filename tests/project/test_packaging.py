@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = {"chairlift", "deploy", "gateway", "gpu_worker", "scheduler_svc"}
 
-# Modules of the GPU's kernels need triton, which comes with the CUDA builds of torch only.
+# Modules of the GPU's kernels need triton, which the extra `gpu` names and CUDA builds of torch bring.
 IMPORT_ALL = """
 import importlib, pkgutil, sys
 for name in sys.argv[1:]:
@@ -47,6 +47,8 @@ def test_wheel_holds_the_packages_the_contract_and_nothing_of_the_workshop(wheel
     contract = {"inference.proto", "ops.proto", "service_config.json", "inference_pb2.py", "ops_pb2_grpc.pyi"}
     assert {f"chairlift/v1/{name}" for name in contract} <= names
     assert "chairlift/py.typed" in names
+    # Compiled where it runs.
+    assert "gpu_worker/kernels/cuda/paged_decode.cu" in names
     assert not [name for name in names if "__pycache__" in name or name.endswith((".so", ".o", ".sock"))]
     info = next(top for top in tops if top.endswith(".dist-info"))
     assert {f"{info}/licenses/LICENSE", f"{info}/entry_points.txt"} <= names
