@@ -9,7 +9,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-builtin-rules
-.PHONY: run setup test check stubs lock clean help
+.PHONY: run setup test check check-kernels stubs lock clean help
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -28,7 +28,7 @@ setup: $(STAMP) ## make .venv/ with the project and its pinned dependencies (a m
 test: setup ## every test, with the coverage and the reason of each skipped test
 	$(BIN)/python -m pytest --cov --cov-report=term $(ARGS)
 
-check: setup ## lint, format, types, import rules, stubs in step, the public contract
+check: setup ## lint, format, types, import rules, stubs in step, the public contract, check-kernels
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -36,6 +36,10 @@ check: setup ## lint, format, types, import rules, stubs in step, the public con
 	$(BIN)/python -m pytest -q tests/project/test_import_rules.py tests/chairlift/v1/test_stubs.py
 	cd proto && ../$(BIN)/buf lint
 	PATH="$(CURDIR)/$(BIN):$$PATH" proto/breaking.sh
+	@$(MAKE) --no-print-directory check-kernels
+
+check-kernels: setup ## the GPU's kernels, proven without one: interpreted, compiled, emulated (ARGS=NAME… some of it)
+	$(BIN)/python -m tests.gpu_worker.check_kernels $(ARGS)
 
 stubs: setup ## make the Python stubs again from proto/chairlift/v1/*.proto
 	$(BIN)/python proto/stubs.py
@@ -48,7 +52,7 @@ clean: ## remove .venv/ and the tools' caches
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis .coverage build dist
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # torch comes first and alone: pip would otherwise choose it by what other packages ask for. Where an
 # index or a folder that pip knows has the CPU build, it is taken unless a GPU is at hand.
