@@ -1,7 +1,7 @@
 """Pins the newest versions that pyproject.toml's bounds allow: `make lock` writes constraints.txt with it.
 
-Reads pip's installation report from standard input. torch, and the CUDA packages that some of its builds bring, are
-left out: pyproject.toml pins torch itself, and each build pins the rest.
+Reads pip's installation report from standard input. torch, Triton and the CUDA packages that some builds of torch bring
+are left out: pyproject.toml pins what it names of them, and each build of torch pins the rest.
 """
 
 import json
