@@ -1,0 +1,1 @@
+"""Dashboards, rules and the collector of a deployment that is watched."""

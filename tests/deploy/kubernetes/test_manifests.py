@@ -1,0 +1,156 @@
+"""The manifests: valid by Kubernetes' own schemas, and in step with settings, ports and metrics of the processes."""
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from chairlift.runtime.metric_table import METRICS
+from chairlift.runtime.settings import Settings
+from chairlift.runtime.settings_loader import load_settings
+
+FOLDER = Path(__file__).resolve().parents[3] / "deploy" / "kubernetes"
+BASE = FOLDER / "base"
+_OF_OTHERS = {"keda.sh/v1alpha1", "monitoring.coreos.com/v1"}
+"""Kinds that come with an operator."""
+
+Object = dict[str, Any]
+
+
+def _documents(path: Path) -> Iterator[Object]:
+    yield from (document for document in yaml.safe_load_all(path.read_text()) if document)
+
+
+def _kustomizations() -> list[Path]:
+    return sorted(FOLDER.rglob("kustomization.yaml"))
+
+
+def _manifests() -> list[Path]:
+    return sorted(path for path in FOLDER.rglob("*.yaml") if path.name != "kustomization.yaml")
+
+
+def _find(kind: str, name: str) -> Object:
+    return next(
+        document
+        for path in BASE.glob("*.yaml")
+        for document in _documents(path)
+        if (document["kind"], document.get("metadata", {}).get("name")) == (kind, name)
+    )
+
+
+def _settings() -> dict[str, str]:
+    (kustomization,) = _documents(BASE / "kustomization.yaml")
+    return dict(literal.split("=", 1) for literal in kustomization["configMapGenerator"][0]["literals"])
+
+
+def _pods() -> dict[str, Object]:
+    """Pod templates by component."""
+    found = (_find("Deployment", "chairlift-gateway"), _find("StatefulSet", "chairlift-replica"))
+    return {one["metadata"]["labels"]["app.kubernetes.io/component"]: one["spec"]["template"] for one in found}
+
+
+def _containers() -> dict[str, Object]:
+    return {one["name"]: one for pod in _pods().values() for one in pod["spec"]["containers"]}
+
+
+@pytest.mark.parametrize("path", _manifests(), ids=lambda path: str(path.relative_to(FOLDER)))
+def test_a_manifest_fits_its_schema(path: Path) -> None:
+    for document in _documents(path):
+        if document["apiVersion"] in _OF_OTHERS:
+            continue
+        is_patch = path == FOLDER / "overlays" / "gpu" / "replica.yaml"
+        if not is_patch:
+            kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
+
+
+@pytest.mark.parametrize("path", _kustomizations(), ids=lambda path: str(path.parent.relative_to(FOLDER)))
+def test_a_kustomization_names_files_that_exist(path: Path) -> None:
+    (kustomization,) = _documents(path)
+    named = [*kustomization.get("resources", ()), *kustomization.get("components", ())]
+    named += [patch["path"] for patch in kustomization.get("patches", ())]
+    for name in named:
+        assert (path.parent / name).exists(), name
+
+
+@pytest.mark.parametrize("name", ["gateway", "scheduler", "worker"])
+def test_what_a_container_is_told_are_settings(name: str) -> None:
+    environ = _settings() | {
+        one["name"]: one.get("value", "text") for one in _containers()[name]["env"] if "__" in one["name"]
+    }
+    settings = load_settings(environ=environ)
+    ports = {port["name"]: port["containerPort"] for port in _containers()[name]["ports"]}
+    metrics = "worker-metrics" if name == "worker" else "metrics"
+    assert getattr(settings, name).metrics_listen == f"0.0.0.0:{ports[metrics]}"
+    for probe in ("startupProbe", "readinessProbe"):
+        assert _containers()[name][probe]["httpGet"]["port"] == metrics
+
+
+def test_nobody_is_killed_in_the_middle_of_a_request() -> None:
+    settings: Settings = load_settings(environ=_settings())
+    longest = settings.gateway.max_request_duration_s
+    for pod in _pods().values():
+        for container in pod["spec"]["containers"]:
+            command = container["lifecycle"]["preStop"]["exec"]["command"]
+            pause = float(command[1]) if command[0] == "sleep" else 0.0
+            assert pod["spec"]["terminationGracePeriodSeconds"] > longest + pause
+    assert settings.gateway.drain_timeout_s > longest
+    assert settings.scheduler.drain_timeout_s > longest
+    worker = _containers()["worker"]["lifecycle"]["preStop"]["exec"]["command"][-1]
+    assert "healthcheck.py 9470 /livez" in worker, "the worker outlives the scheduler's drain"
+
+
+def test_containers_have_no_more_rights_than_they_need() -> None:
+    for pod in _pods().values():
+        assert pod["spec"]["securityContext"]["runAsNonRoot"] is True
+        assert pod["spec"]["automountServiceAccountToken"] is False
+        for container in (*pod["spec"]["initContainers"], *pod["spec"]["containers"]):
+            rights = container["securityContext"]
+            assert rights["readOnlyRootFilesystem"] is True
+            assert (rights["allowPrivilegeEscalation"], rights["capabilities"]) == (False, {"drop": ["ALL"]})
+            assert "memory" in container["resources"]["limits"]
+
+
+def test_gateways_reach_replicas_and_nobody_else_does() -> None:
+    environ = {one["name"]: one.get("value") for one in _containers()["gateway"]["env"]}
+    service = _find("Service", "chairlift-replica")
+    port = service["spec"]["ports"][0]["port"]
+    assert environ["CHAIRLIFT_GATEWAY__REPLICAS"] == f"tcp://{service['metadata']['name']}:{port}"
+    assert service["spec"]["clusterIP"] == "None"
+    policy = _find("NetworkPolicy", "chairlift-replica")["spec"]
+    link = next(rule for rule in policy["ingress"] if {"port": "gateways"} in rule["ports"])
+    (peer,) = link["from"]
+    assert peer["podSelector"]["matchLabels"] == {"app.kubernetes.io/component": "gateway"}
+    assert policy["policyTypes"] == ["Ingress", "Egress"]
+
+
+def test_autoscaling_follows_metrics_that_exist() -> None:
+    exposed = {spec.exposed_name for process in METRICS.values() for spec in process}
+    scalers = list(_documents(FOLDER / "overlays" / "autoscaling" / "autoscalers.yaml"))
+    metrics = [metric for scaler in scalers for metric in scaler["spec"]["metrics"]]
+    assert {one["pods"]["metric"]["name"] for one in metrics if one["type"] == "Pods"} <= exposed
+    (scaled,) = _documents(FOLDER / "overlays" / "keda" / "scaledobject.yaml")
+    query = scaled["spec"]["triggers"][0]["metadata"]["query"]
+    assert query.removeprefix("sum(").removesuffix(")") in exposed
+
+
+_KUSTOMIZE = shutil.which("kustomize") or shutil.which("kubectl")
+
+
+@pytest.mark.skipif(_KUSTOMIZE is None, reason="neither kustomize nor kubectl is installed")
+@pytest.mark.parametrize("overlay", ["cpu", "gpu", "autoscaling", "keda"])
+def test_an_overlay_builds(overlay: str) -> None:
+    assert _KUSTOMIZE is not None
+    command = [
+        _KUSTOMIZE,
+        "kustomize" if _KUSTOMIZE.endswith("kubectl") else "build",
+        str(FOLDER / "overlays" / overlay),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    for document in yaml.safe_load_all(done.stdout):
+        if document["apiVersion"] not in _OF_OTHERS:
+            kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
