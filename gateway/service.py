@@ -22,9 +22,8 @@ from gateway.http.front import HttpFront
 from gateway.link.replicas import Replicas
 from gateway.methods.generate import GenerateMethod
 from gateway.methods.models import GetModelMethod, ListModelsMethod
-from gateway.methods.ops_changes import Drainer, FlushMethod, TerminateMethod
-from gateway.methods.ops_config import GetConfigMethod
-from gateway.methods.ops_reads import GatewayIdentity, LoadMethod, LoadReader, ServerInfoMethod, WatchLoadMethod
+from gateway.methods.ops_reads import GatewayIdentity
+from gateway.methods.ops_service import ops_methods
 from gateway.methods.resume import CancelMethod, ExplainMethod, ResumeMethod
 from gateway.methods.served_model import ServedModel
 from gateway.methods.tokens import DetokenizeMethod, TokenizeMethod
@@ -59,7 +58,7 @@ class GatewayService:
         self._secrets = SecretFiles(own)
         epoch = new_epoch()
         name = f"gateway-{own.index}@{socket.gethostname()}"
-        self._identity = GatewayIdentity(name, epoch, time.time(), time.monotonic())
+        self._identity = GatewayIdentity(name, epoch, time.monotonic_ns())
         self.state = ProcessState()
         self._gate = Gate(own.max_concurrent_streams)
         self._health = Health()
@@ -92,7 +91,8 @@ class GatewayService:
         self._public = make_server(
             INFERENCE, self._inference_methods(model), self._gate, self._health, own, who, self._observer
         )
-        self._ops = make_server(OPS, self._ops_methods(), Gate(own.max_concurrent_streams), self._health, own, who)
+        operations = ops_methods(self._identity, self._replicas, self._table, self._gate, self._drain_here, own)
+        self._ops = make_server(OPS, operations, Gate(own.max_concurrent_streams), self._health, own, who)
         self._http: HttpFront | None = None
         if self._addresses.http is not None:
             methods = self._inference_methods(model)
@@ -246,20 +246,6 @@ class GatewayService:
             "Detokenize": DetokenizeMethod(model),
             "ListModels": ListModelsMethod(model, replicas),
             "GetModel": GetModelMethod(model, replicas),
-        }
-
-    def _ops_methods(self) -> dict[str, ServeMethod]:
-        reader = LoadReader(self._identity, self._replicas, self._table, self._gate)
-        drainer = Drainer(self._identity, self._replicas, self._drain_here)
-        return {
-            "GetServerInfo": ServerInfoMethod(self._identity, self._replicas),
-            "GetLoad": LoadMethod(reader),
-            "WatchLoad": WatchLoadMethod(reader),
-            "GetConfig": GetConfigMethod(self._replicas),
-            "Drain": drainer.drain,
-            "Undrain": drainer.undrain,
-            "FlushPrefixCache": FlushMethod(self._replicas),
-            "TerminateRequest": TerminateMethod(self._replicas),
         }
 
 

@@ -40,6 +40,7 @@ class Operations:
         workers: WorkerLink,
         feed: IterationFeed,
         epoch: int,
+        drain_timeout_ns: int,
     ) -> None:
         """`handle` takes an event as the core does, and may record it; `load` gives the replica's account of itself."""
         self._core = core
@@ -48,6 +49,7 @@ class Operations:
         self._workers = workers
         self._feed = feed
         self._epoch = epoch
+        self._drain_timeout_ns = drain_timeout_ns
         self._started_ns = time.monotonic_ns()
         self._earlier_level = ""
         self._level_until_ns: int | None = None
@@ -90,7 +92,8 @@ class Operations:
         core, done, num_flushed = self._core, list[effects.Effect](), 0
         match message:
             case front.DrainCommand(_, undrain, deadline_in_ns):
-                done = self._handle(events.Drain(undrain, deadline_in_ns), now)
+                deadline = self._drain_timeout_ns if deadline_in_ns is None else deadline_in_ns
+                done = self._handle(events.Drain(undrain, deadline), now)
                 self._log.info("drain_changed", draining=core.is_draining)
             case front.FlushPrefixCacheCommand():
                 num_flushed = core.state.pool.num_cached

@@ -68,7 +68,10 @@ class SchedulerService:
             self._context.destroy(linger=0)
             raise
         self._feed = IterationFeed(self._core, self._epoch, self._gateways)
-        self._operations = Operations(self._core, self._handle, self._load, self._workers, self._feed, self._epoch)
+        drain_ns = round(settings.scheduler.drain_timeout_s * _NS)
+        self._operations = Operations(
+            self._core, self._handle, self._load, self._workers, self._feed, self._epoch, drain_ns
+        )
         self._wake_at: int | None = None
         self._next_beat = 0
         self._busy_ns = 0
@@ -174,7 +177,7 @@ class SchedulerService:
         for effect in done:
             if isinstance(effect, effects.SendPlan):
                 plan = effect.plan if self._spans is None else self._spans.sending(effect.plan, now)
-                lost += self._workers.send_plan(plan)
+                lost += self._workers.send_plan(plan, self._expected_ns())
         for effect in done:
             match effect:
                 case effects.Emit(gateway, message):
@@ -187,6 +190,12 @@ class SchedulerService:
                     pass
         for event in lost:
             self._apply(self._handle_traced(event, now), now)
+
+    def _expected_ns(self) -> int:
+        """How long the step that was planned last should take; 0 while the cost model cannot tell."""
+        state = self._core.state
+        costs = state.cost_model.costs
+        return round(costs.step_ns(state.in_flight[-1].shape)) if costs is not None and state.in_flight else 0
 
     def _handle_traced(self, event: events.Event, now: int) -> list[effects.Effect]:
         """For what comes from the worker."""

@@ -16,6 +16,7 @@ from chairlift.ipc import front, operator
 from chairlift.ipc.common import Reason
 from chairlift.runtime.settings import IpcSettings
 from gateway.errors.api_error import ApiError
+from gateway.link.iterations import IterationHub
 from gateway.link.replica_link import ReplicaLink
 
 Answer: TypeAlias = (
@@ -77,6 +78,9 @@ class Replicas:
             ReplicaLink(endpoint, settings, gateway_id, epoch, fingerprint, self) for endpoint in endpoints
         )
 
+        self.iterations = IterationHub(lambda: self.links)
+        """Who watches iterations."""
+
     def open(self) -> None:
         """Starts to connect to all. Raises EndpointError."""
         for link in self.links:
@@ -84,6 +88,7 @@ class Replicas:
 
     def close(self) -> None:
         """Says goodbye to all and frees the sockets."""
+        self.iterations.close()
         for link in self.links:
             link.close()
         self._context.term()
@@ -177,6 +182,8 @@ class Replicas:
                 pending = self._questions.get(message.query)
                 if pending is not None and pending.link is link and not pending.future.done():
                     pending.future.set_result(message)
+            case operator.IterationReport():
+                self.iterations.on_report(link, message)
             case _:
                 self._on_message(link, message)
 

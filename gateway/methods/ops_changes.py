@@ -2,8 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-
-import structlog
+from typing import Literal, Protocol
 
 from chairlift.ipc import front
 from chairlift.ipc.common import Reason
@@ -12,10 +11,9 @@ from chairlift.v1 import ops_pb2 as pb
 from gateway.call import Call
 from gateway.errors.api_error import ApiError, refuse_field
 from gateway.link.replica_link import ReplicaLink
-from gateway.link.replicas import Replicas, RequestKey
+from gateway.link.replicas import Replicas
+from gateway.methods.ops_access import audit, check_comment
 from gateway.methods.ops_reads import GatewayIdentity
-from gateway.methods.resume import cancel_everywhere
-from gateway.validation.generate import check_request_id
 from gateway.validation.violations import Violations, duration_ns
 
 ALL = "all"
@@ -25,9 +23,14 @@ class Drainer:
     """Serves `Drain` and `Undrain`, for replicas and for this gateway."""
 
     def __init__(
-        self, identity: GatewayIdentity, replicas: Replicas, drain_here: Callable[[bool, float | None], None]
+        self,
+        identity: GatewayIdentity,
+        replicas: Replicas,
+        drain_here: Callable[[bool, float | None], None],
+        default_deadline_s: float,
     ) -> None:
         """`drain_here` stops (or lets on) admission in this gateway, with seconds until what is left is ended."""
+        self._default_deadline_s = default_deadline_s
         self._identity = identity
         self._replicas = replicas
         self._drain_here = drain_here
@@ -37,40 +40,34 @@ class Drainer:
         violations, deadline_ns = Violations(), None
         if request.HasField("deadline"):
             deadline_ns = duration_ns(violations, request.deadline, "deadline", may_be_zero=True)
-        violations.raise_if_any()
+        self._check(request, violations)
         results = await self._change(request, undrain=False, deadline_ns=deadline_ns)
-        _audit(call, "Drain", request.comment, [_name(result) for result in results])
+        audit(call, "Drain", request.comment, [target_name(result) for result in results])
         return pb.DrainResponse(results=results)
 
     async def undrain(self, request: pb.UndrainRequest, call: Call) -> pb.UndrainResponse:
         """Lets on again. Raises ApiError."""
+        self._check(request, Violations())
         results = await self._change(request, undrain=True, deadline_ns=None)
-        _audit(call, "Undrain", request.comment, [_name(result) for result in results])
+        audit(call, "Undrain", request.comment, [target_name(result) for result in results])
         return pb.UndrainResponse(results=results)
+
+    @staticmethod
+    def _check(request: pb.DrainRequest | pb.UndrainRequest, violations: Violations) -> None:
+        violations.check_unknown_fields(request, "")
+        check_comment(request.comment, violations)
+        violations.raise_if_any()
 
     async def _change(
         self, request: pb.DrainRequest | pb.UndrainRequest, *, undrain: bool, deadline_ns: int | None
     ) -> list[pb.TargetResult]:
-        links: list[ReplicaLink] = []
-        is_gateway = False
-        match request.WhichOneof("target"):
-            case "replica_id":
-                links = find_named(self._replicas, request.replica_id)
-            case "gateway_id" if request.gateway_id == self._identity.gateway_id:
-                is_gateway = True
-            case "gateway_id":
-                raise refuse_field(
-                    "gateway_id", f"this is {self._identity.gateway_id}; another gateway is called itself"
-                )
-            case "all" if request.all:
-                links, is_gateway = list(self._replicas.links), True
-            case _:
-                raise refuse_field("target", "one of replica_id, gateway_id and all must be set")
+        links, is_here = find_targets(request, self._replicas, self._identity)
         results = await asyncio.gather(
             *(self._change_replica(link, undrain=undrain, deadline_ns=deadline_ns) for link in links)
         )
-        if is_gateway:
-            self._drain_here(not undrain, None if deadline_ns is None else deadline_ns / 1e9)
+        if is_here:
+            deadline_s = self._default_deadline_s if deadline_ns is None else deadline_ns / 1e9
+            self._drain_here(not undrain, deadline_s)
             results = [*results, pb.TargetResult(gateway_id=self._identity.gateway_id)]
         return list(results)
 
@@ -88,34 +85,46 @@ class FlushMethod:
 
     async def __call__(self, request: pb.FlushPrefixCacheRequest, call: Call) -> pb.FlushPrefixCacheResponse:
         """Forgets cached prefixes that nobody uses. Raises ApiError."""
+        violations = Violations()
+        violations.check_unknown_fields(request, "")
+        check_comment(request.comment, violations)
+        violations.raise_if_any()
         links = find_named(self._replicas, request.replica_id)
         results = await asyncio.gather(*(self._flush(link) for link in links))
-        _audit(call, "FlushPrefixCache", request.comment, [result.replica_id for result in results])
+        audit(call, "FlushPrefixCache", request.comment, [_flushed(result) for result in results])
         return pb.FlushPrefixCacheResponse(results=results)
 
     async def _flush(self, link: ReplicaLink) -> pb.FlushResult:
-        before = await self._replicas.ask(link, front.LoadQuery)
-        after = await self._replicas.ask(link, front.FlushPrefixCacheCommand)
-        if not isinstance(before, front.LoadReply) or not isinstance(after, front.LoadReply):
+        reply = await self._replicas.ask(link, front.FlushPrefixCacheCommand)
+        if not isinstance(reply, front.LoadReply):
             return pb.FlushResult(replica_id=link.replica_id, failure=unreachable())
-        freed = max(0, before.load.blocks_cached - after.load.blocks_cached)
-        return pb.FlushResult(replica_id=link.replica_id, num_blocks=freed)
+        return pb.FlushResult(replica_id=link.replica_id, num_blocks=reply.num_flushed)
 
 
-class TerminateMethod:
-    """Serves `TerminateRequest`."""
+class _Targeted(Protocol):
+    """A change that names a replica, this gateway, or everything."""
 
-    def __init__(self, replicas: Replicas) -> None:
-        self._replicas = replicas
+    replica_id: str
+    gateway_id: str
+    all: bool
 
-    async def __call__(self, request: pb.TerminateRequestRequest, call: Call) -> pb.TerminateRequestResponse:
-        """Ends any tenant's request. Raises ApiError."""
-        violations = Violations()
-        check_request_id(request.request_id, violations)
-        violations.raise_if_any()
-        outcome = await cancel_everywhere(self._replicas, RequestKey(request.tenant, request.request_id))
-        _audit(call, "TerminateRequest", request.comment, [request.tenant, request.request_id])
-        return pb.TerminateRequestResponse(outcome=inference_pb2.CancelOutcome.ValueType(outcome))
+    def WhichOneof(self, oneof_group: Literal["target"]) -> Literal["replica_id", "gateway_id", "all"] | None:
+        """The one that is set."""
+
+
+def find_targets(request: _Targeted, replicas: Replicas, identity: GatewayIdentity) -> tuple[list[ReplicaLink], bool]:
+    """The replicas that a change names, and whether it names this gateway. Raises ApiError."""
+    match request.WhichOneof("target"):
+        case "replica_id":
+            return find_named(replicas, request.replica_id), False
+        case "gateway_id" if request.gateway_id == identity.gateway_id:
+            return [], True
+        case "gateway_id":
+            raise refuse_field("gateway_id", f"this is {identity.gateway_id}; another gateway is called itself")
+        case "all" if request.all:
+            return list(replicas.links), True
+        case _:
+            raise refuse_field("target", "one of replica_id, gateway_id and all must be set")
 
 
 def find_named(replicas: Replicas, replica_id: str) -> list[ReplicaLink]:
@@ -135,5 +144,10 @@ def _name(result: pb.TargetResult) -> str:
     return (result.replica_id or result.gateway_id) + (" (failed)" if result.HasField("failure") else "")
 
 
-def _audit(call: Call, method: str, comment: str, targets: list[str]) -> None:
-    structlog.get_logger().info("audit", method=method, peer=call.peer, comment=comment[:200], targets=targets)
+def target_name(result: pb.TargetResult) -> str:
+    """For an audit line."""
+    return (result.replica_id or result.gateway_id) + (" (failed)" if result.HasField("failure") else "")
+
+
+def _flushed(result: pb.FlushResult) -> str:
+    return result.replica_id + (" (failed)" if result.HasField("failure") else "")

@@ -1,16 +1,11 @@
-"""What the operator may see: versions, and load by the schedulers' own counts."""
+"""`GetLoad` and `WatchLoad`: load by the schedulers' own counts."""
 
 import asyncio
-import os
-import socket
 import time
 
 import msgspec
-from google.protobuf.timestamp_pb2 import Timestamp
 
-import chairlift
 from chairlift.ipc import front
-from chairlift.ipc.common import PROTOCOL_MAJOR, PROTOCOL_MINOR
 from chairlift.v1 import ops_pb2 as pb
 from gateway.call import Call
 from gateway.gate import Gate
@@ -28,36 +23,8 @@ class GatewayIdentity(msgspec.Struct, frozen=True):
 
     gateway_id: str
     epoch: int
-    started_at: float
-    """Unix time."""
-    started_monotonic: float
-
-
-class ServerInfoMethod:
-    """Serves `GetServerInfo`."""
-
-    def __init__(self, identity: GatewayIdentity, replicas: Replicas) -> None:
-        self._identity = identity
-        self._replicas = replicas
-
-    async def __call__(self, request: pb.GetServerInfoRequest, _: Call) -> pb.GetServerInfoResponse:
-        """This gateway, and what its replicas have told of themselves. Raises ApiError for an unknown replica."""
-        identity = self._identity
-        started = Timestamp()
-        started.FromNanoseconds(round(identity.started_at * 1e9))
-        gateway = pb.ProcessInfo(
-            version=chairlift.__version__,
-            ipc_version=f"{PROTOCOL_MAJOR}.{PROTOCOL_MINOR}",
-            start_time=started,
-            uptime_ms=(time.monotonic() - identity.started_monotonic) * 1e3,
-            epoch=identity.epoch,
-            host=socket.gethostname(),
-            pid=os.getpid(),
-        )
-        links = [link for link in self._replicas.find(request.replica_id) if link.hello is not None]
-        return pb.GetServerInfoResponse(
-            gateway_id=identity.gateway_id, gateway=gateway, replicas=[_replica_info(link) for link in links]
-        )
+    started_ns: int
+    """A reading of the monotonic clock."""
 
 
 class LoadReader:
@@ -145,6 +112,7 @@ def load_of(
         num_running=load.running,
         num_waiting=load.waiting,
         num_preempted=load.preempted,
+        num_swapped=load.swapped,
         queued_tokens=load.queued_tokens,
         kv_blocks=_kv_blocks(link, load),
         totals=pb.LoadTotals(
@@ -159,6 +127,7 @@ def load_of(
             discarded_rows=load.discarded_rows,
         ),
         num_gateways=load.attached_gateways,
+        config_revision=load.config_revision,
         age_ms=age_ms,
     )
 
@@ -170,6 +139,8 @@ def _kv_blocks(link: ReplicaLink, load: front.Load) -> pb.KvBlocks:
         cached=load.blocks_cached,
         used=load.blocks_used,
         block_size=link.limits.block_size if link.limits is not None else 0,
+        host_total=load.host_blocks_total,
+        host_used=load.host_blocks_used,
     )
 
 
@@ -179,16 +150,6 @@ def _state(load: front.Load, *, ready: bool, draining: bool, has_model: bool) ->
     if not has_model:
         return pb.REPLICA_STATE_STARTING
     return pb.REPLICA_STATE_READY if ready and load.worker_epoch else pb.REPLICA_STATE_WORKER_LOST
-
-
-def _replica_info(link: ReplicaLink) -> pb.ReplicaInfo:
-    assert link.hello is not None
-    return pb.ReplicaInfo(
-        replica_id=link.replica_id,
-        scheduler=pb.ProcessInfo(ipc_version=f"{link.hello.major}.{link.hello.minor}", epoch=link.scheduler_epoch),
-        model=link.model.model if link.model is not None else "",
-        model_fingerprint=link.model.fingerprint if link.model is not None else "",
-    )
 
 
 def _interval_s(request: pb.WatchLoadRequest) -> float:

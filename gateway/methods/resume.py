@@ -23,6 +23,7 @@ _STATES = {
     "running": pb.REQUEST_STATE_RUNNING,
     "finishing": pb.REQUEST_STATE_RUNNING,
     "preempted": pb.REQUEST_STATE_PREEMPTED,
+    "swapped": pb.REQUEST_STATE_PREEMPTED,
     "ended": pb.REQUEST_STATE_ENDED,
 }
 _WAIT_STEPS_A_MS = 1024
@@ -124,12 +125,17 @@ async def cancel_everywhere(replicas: Replicas, key: RequestKey) -> CancelOutcom
     return best
 
 
+def request_state(name: str) -> pb.RequestState.ValueType:
+    """The scheduler's word for a state, as the contract has it."""
+    return _STATES.get(name, pb.REQUEST_STATE_UNSPECIFIED)
+
+
 def explanation(reply: front.ExplainReply) -> pb.ExplainResponse:
     """The scheduler's account as a message."""
     waits = [(reason, round(ns * _WAIT_STEPS_A_MS / 1e6) / _WAIT_STEPS_A_MS) for reason, ns in reply.waits]
     return pb.ExplainResponse(
         request_id=reply.request_id,
-        state=_STATES.get(reply.state, pb.REQUEST_STATE_UNSPECIFIED),
+        state=request_state(reply.state),
         total_ms=reply.total_ns / 1e6,
         wait_ms=sum(wait_ms for _, wait_ms in waits),
         waits=[

@@ -101,6 +101,7 @@ class IterationWatch:
                     pool.num_blank,
                     pool.num_cached,
                     pool.num_used,
+                    state.geometry.block_size,
                     host.num_blocks,
                     host.num_blocks - host.num_free,
                 ),

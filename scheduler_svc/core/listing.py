@@ -72,6 +72,7 @@ def _row(state: SchedulerState, request: Request, now: int) -> operator.RequestR
         queue_position=None if waiting is None else state.queue.num_ahead(waiting, now),
         deadline_in_ns=None if deadline is None else max(deadline - now, 0),
         is_attached=request.gateway is not None,
+        age_ns=now - request.arrival_ns,
     )
 
 

@@ -160,6 +160,8 @@ class RequestRow(Message, frozen=True):
     queue_position: int | None = None
     deadline_in_ns: int | None = None
     is_attached: bool = False
+    age_ns: int = 0
+    """Since its arrival, whether it has ended or not."""
 
 
 class RequestsReply(Message, tag=84, frozen=True):
@@ -286,6 +288,7 @@ class Blocks(Message, frozen=True):
     free: int
     cached: int
     used: int
+    block_size: int = 0
     host_total: int = 0
     host_used: int = 0
 

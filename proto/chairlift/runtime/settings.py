@@ -145,6 +145,9 @@ class GatewaySettings(_Section, frozen=True):
     reflection_without_auth: Annotated[
         bool, Meta(description="With auth_file: gRPC reflection answers callers without a token.")
     ] = False
+    viewers_see_requests: Annotated[
+        bool, Meta(description="With auth_file: viewers of the operator's port see requests' ids and tenants.")
+    ] = False
     tls_cert_file: Annotated[
         str | None, Meta(description="PEM chain of both gRPC ports, read again when it changes; default: no TLS.")
     ] = None
@@ -315,13 +318,20 @@ class WorkerSettings(_Section, frozen=True):
             "reference with a notice where they are not to be had."
         ),
     ] = "auto"
-    num_threads: Annotated[Threads | None, Meta(description="CPU threads of the model; default: by the machine.")] = (
-        None
-    )
+    num_threads: Annotated[
+        Threads | None, Meta(description="CPU threads of the model; default: one a physical core.")
+    ] = None
     thread_spin_us: Annotated[
         float,
         Meta(ge=0, le=1e6, description="How long a waiting thread of the native kernels spins before it sleeps."),
     ] = 50.0
+    pin_threads: Annotated[
+        bool | None,
+        Meta(
+            description="Keep each thread of the native kernels on a core of its own; default: where two processors "
+            "or more are left for the rest."
+        ),
+    ] = None
     kv_cache_bytes: Annotated[Bytes | None, Meta(description="Size of the KV cache; default: by memory found.")] = None
     kv_cache_memory_share: Annotated[
         Share, Meta(description="CPU: share of the memory available at start that the KV cache may take.")
@@ -338,6 +348,10 @@ class WorkerSettings(_Section, frozen=True):
     stuck_step_timeout_s: Annotated[
         Seconds, Meta(description="A step, or a stage of loading, that takes longer hangs: /livez then says so.")
     ] = 120.0
+    stuck_step_min_s: Annotated[
+        Seconds,
+        Meta(description="A step that takes longer than this, and than 10 times what it should, ends the process."),
+    ] = 10.0
     deterministic: Annotated[
         bool | None, Meta(description="Tokens do not depend on the batch; default: on CPU yes, on CUDA no.")
     ] = None

@@ -933,15 +933,15 @@ class Iteration(_message.Message):
 
     @_builtins.property
     def boarded(self) -> _containers.RepeatedCompositeFieldContainer[Global___SequenceRef]:
-        """Those of them who were not in the iteration before."""
+        """Who took a place, since the last iteration that the scheduler told."""
 
     @_builtins.property
     def departed(self) -> _containers.RepeatedCompositeFieldContainer[Global___Departure]:
-        """Who had left since the iteration before, and why."""
+        """Who left for good since then, and why."""
 
     @_builtins.property
     def preempted(self) -> _containers.RepeatedCompositeFieldContainer[Global___Preemption]:
-        """Who lost their place for this iteration."""
+        """Who lost their place since then."""
 
     @_builtins.property
     def kv_blocks(self) -> Global___KvBlocks:
@@ -1740,7 +1740,9 @@ Global___ConfigRevision: _TypeAlias = ConfigRevision  # noqa: Y015
 @_typing.final
 class SchedulingConfig(_message.Message):
     """The scheduler's knobs, named as in the section [scheduler] of the settings file. In a change, only fields that
-    `update_mask` names are looked at. Field numbers up to 63 are kept free for further knobs.
+    `update_mask` names are looked at; a knob that is named and not set gets the value that the device decides, where it
+    is one that the device decides when the settings are silent, and is refused otherwise. Field numbers up to 63 are kept
+    free for further knobs.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1763,6 +1765,13 @@ class SchedulingConfig(_message.Message):
     QUEUE_TIMEOUT_MS_FIELD_NUMBER: _builtins.int
     TTFT_SLO_MS_FIELD_NUMBER: _builtins.int
     MAX_HEAD_BYPASS_MS_FIELD_NUMBER: _builtins.int
+    MAX_PRIORITY_WAIT_S_FIELD_NUMBER: _builtins.int
+    FAIR_INPUT_COST_FIELD_NUMBER: _builtins.int
+    FAIR_OUTPUT_COST_FIELD_NUMBER: _builtins.int
+    TENANT_MAX_NUM_SEQS_FIELD_NUMBER: _builtins.int
+    TENANT_MAX_NUM_QUEUED_REQS_FIELD_NUMBER: _builtins.int
+    TENANT_TOKEN_RATE_FIELD_NUMBER: _builtins.int
+    TENANTS_FIELD_NUMBER: _builtins.int
     max_num_seqs: _builtins.int
     """Most sequences in an iteration."""
     max_num_batched_tokens: _builtins.int
@@ -1799,6 +1808,24 @@ class SchedulingConfig(_message.Message):
     """Wanted time to the first token, for requests that give none; 0: none."""
     max_head_bypass_ms: _builtins.float
     """How long smaller requests may pass one that does not fit."""
+    max_priority_wait_s: _builtins.float
+    """`priority` and `slo`: who has waited so long goes before everyone."""
+    fair_input_cost: _builtins.int
+    """`fair`: what a computed prompt token counts."""
+    fair_output_cost: _builtins.int
+    """`fair`: what an output token counts."""
+    tenant_max_num_seqs: _builtins.int
+    """Places of one tenant in the batch; 0: no limit."""
+    tenant_max_num_queued_reqs: _builtins.int
+    """Waiting requests of one tenant; 0: no limit of its own."""
+    tenant_token_rate: _builtins.int
+    """Prompt and output tokens a second of one tenant, in the long run; 0: no limit."""
+    @_builtins.property
+    def tenants(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Tenants with values of their own, each as "name: weight=2, max_num_seqs=8, max_num_queued_reqs=100,
+        token_rate=5000"; replaced as a whole. Hidden from a viewer where tenants are.
+        """
+
     def __init__(
         self,
         *,
@@ -1820,10 +1847,17 @@ class SchedulingConfig(_message.Message):
         queue_timeout_ms: _builtins.float | None = ...,
         ttft_slo_ms: _builtins.float | None = ...,
         max_head_bypass_ms: _builtins.float | None = ...,
+        max_priority_wait_s: _builtins.float | None = ...,
+        fair_input_cost: _builtins.int | None = ...,
+        fair_output_cost: _builtins.int | None = ...,
+        tenant_max_num_seqs: _builtins.int | None = ...,
+        tenant_max_num_queued_reqs: _builtins.int | None = ...,
+        tenant_token_rate: _builtins.int | None = ...,
+        tenants: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_batching", b"_batching", "_block_size", b"_block_size", "_enable_chunked_prefill", b"_enable_chunked_prefill", "_enable_prefix_caching", b"_enable_prefix_caching", "_itl_target_ms", b"_itl_target_ms", "_long_prefill_token_threshold", b"_long_prefill_token_threshold", "_max_head_bypass_ms", b"_max_head_bypass_ms", "_max_num_batched_tokens", b"_max_num_batched_tokens", "_max_num_queued_reqs", b"_max_num_queued_reqs", "_max_num_queued_tokens", b"_max_num_queued_tokens", "_max_num_seqs", b"_max_num_seqs", "_policy", b"_policy", "_preemption", b"_preemption", "_queue_timeout_ms", b"_queue_timeout_ms", "_static_batch_size", b"_static_batch_size", "_static_batch_wait_ms", b"_static_batch_wait_ms", "_ttft_slo_ms", b"_ttft_slo_ms", "_watermark", b"_watermark", "batching", b"batching", "block_size", b"block_size", "enable_chunked_prefill", b"enable_chunked_prefill", "enable_prefix_caching", b"enable_prefix_caching", "itl_target_ms", b"itl_target_ms", "long_prefill_token_threshold", b"long_prefill_token_threshold", "max_head_bypass_ms", b"max_head_bypass_ms", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_queued_reqs", b"max_num_queued_reqs", "max_num_queued_tokens", b"max_num_queued_tokens", "max_num_seqs", b"max_num_seqs", "policy", b"policy", "preemption", b"preemption", "queue_timeout_ms", b"queue_timeout_ms", "static_batch_size", b"static_batch_size", "static_batch_wait_ms", b"static_batch_wait_ms", "ttft_slo_ms", b"ttft_slo_ms", "watermark", b"watermark"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_batching", b"_batching", "_block_size", b"_block_size", "_enable_chunked_prefill", b"_enable_chunked_prefill", "_enable_prefix_caching", b"_enable_prefix_caching", "_fair_input_cost", b"_fair_input_cost", "_fair_output_cost", b"_fair_output_cost", "_itl_target_ms", b"_itl_target_ms", "_long_prefill_token_threshold", b"_long_prefill_token_threshold", "_max_head_bypass_ms", b"_max_head_bypass_ms", "_max_num_batched_tokens", b"_max_num_batched_tokens", "_max_num_queued_reqs", b"_max_num_queued_reqs", "_max_num_queued_tokens", b"_max_num_queued_tokens", "_max_num_seqs", b"_max_num_seqs", "_max_priority_wait_s", b"_max_priority_wait_s", "_policy", b"_policy", "_preemption", b"_preemption", "_queue_timeout_ms", b"_queue_timeout_ms", "_static_batch_size", b"_static_batch_size", "_static_batch_wait_ms", b"_static_batch_wait_ms", "_tenant_max_num_queued_reqs", b"_tenant_max_num_queued_reqs", "_tenant_max_num_seqs", b"_tenant_max_num_seqs", "_tenant_token_rate", b"_tenant_token_rate", "_ttft_slo_ms", b"_ttft_slo_ms", "_watermark", b"_watermark", "batching", b"batching", "block_size", b"block_size", "enable_chunked_prefill", b"enable_chunked_prefill", "enable_prefix_caching", b"enable_prefix_caching", "fair_input_cost", b"fair_input_cost", "fair_output_cost", b"fair_output_cost", "itl_target_ms", b"itl_target_ms", "long_prefill_token_threshold", b"long_prefill_token_threshold", "max_head_bypass_ms", b"max_head_bypass_ms", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_queued_reqs", b"max_num_queued_reqs", "max_num_queued_tokens", b"max_num_queued_tokens", "max_num_seqs", b"max_num_seqs", "max_priority_wait_s", b"max_priority_wait_s", "policy", b"policy", "preemption", b"preemption", "queue_timeout_ms", b"queue_timeout_ms", "static_batch_size", b"static_batch_size", "static_batch_wait_ms", b"static_batch_wait_ms", "tenant_max_num_queued_reqs", b"tenant_max_num_queued_reqs", "tenant_max_num_seqs", b"tenant_max_num_seqs", "tenant_token_rate", b"tenant_token_rate", "ttft_slo_ms", b"ttft_slo_ms", "watermark", b"watermark"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_batching", b"_batching", "_block_size", b"_block_size", "_enable_chunked_prefill", b"_enable_chunked_prefill", "_enable_prefix_caching", b"_enable_prefix_caching", "_itl_target_ms", b"_itl_target_ms", "_long_prefill_token_threshold", b"_long_prefill_token_threshold", "_max_head_bypass_ms", b"_max_head_bypass_ms", "_max_num_batched_tokens", b"_max_num_batched_tokens", "_max_num_queued_reqs", b"_max_num_queued_reqs", "_max_num_queued_tokens", b"_max_num_queued_tokens", "_max_num_seqs", b"_max_num_seqs", "_policy", b"_policy", "_preemption", b"_preemption", "_queue_timeout_ms", b"_queue_timeout_ms", "_static_batch_size", b"_static_batch_size", "_static_batch_wait_ms", b"_static_batch_wait_ms", "_ttft_slo_ms", b"_ttft_slo_ms", "_watermark", b"_watermark", "batching", b"batching", "block_size", b"block_size", "enable_chunked_prefill", b"enable_chunked_prefill", "enable_prefix_caching", b"enable_prefix_caching", "itl_target_ms", b"itl_target_ms", "long_prefill_token_threshold", b"long_prefill_token_threshold", "max_head_bypass_ms", b"max_head_bypass_ms", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_queued_reqs", b"max_num_queued_reqs", "max_num_queued_tokens", b"max_num_queued_tokens", "max_num_seqs", b"max_num_seqs", "policy", b"policy", "preemption", b"preemption", "queue_timeout_ms", b"queue_timeout_ms", "static_batch_size", b"static_batch_size", "static_batch_wait_ms", b"static_batch_wait_ms", "ttft_slo_ms", b"ttft_slo_ms", "watermark", b"watermark"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_batching", b"_batching", "_block_size", b"_block_size", "_enable_chunked_prefill", b"_enable_chunked_prefill", "_enable_prefix_caching", b"_enable_prefix_caching", "_fair_input_cost", b"_fair_input_cost", "_fair_output_cost", b"_fair_output_cost", "_itl_target_ms", b"_itl_target_ms", "_long_prefill_token_threshold", b"_long_prefill_token_threshold", "_max_head_bypass_ms", b"_max_head_bypass_ms", "_max_num_batched_tokens", b"_max_num_batched_tokens", "_max_num_queued_reqs", b"_max_num_queued_reqs", "_max_num_queued_tokens", b"_max_num_queued_tokens", "_max_num_seqs", b"_max_num_seqs", "_max_priority_wait_s", b"_max_priority_wait_s", "_policy", b"_policy", "_preemption", b"_preemption", "_queue_timeout_ms", b"_queue_timeout_ms", "_static_batch_size", b"_static_batch_size", "_static_batch_wait_ms", b"_static_batch_wait_ms", "_tenant_max_num_queued_reqs", b"_tenant_max_num_queued_reqs", "_tenant_max_num_seqs", b"_tenant_max_num_seqs", "_tenant_token_rate", b"_tenant_token_rate", "_ttft_slo_ms", b"_ttft_slo_ms", "_watermark", b"_watermark", "batching", b"batching", "block_size", b"block_size", "enable_chunked_prefill", b"enable_chunked_prefill", "enable_prefix_caching", b"enable_prefix_caching", "fair_input_cost", b"fair_input_cost", "fair_output_cost", b"fair_output_cost", "itl_target_ms", b"itl_target_ms", "long_prefill_token_threshold", b"long_prefill_token_threshold", "max_head_bypass_ms", b"max_head_bypass_ms", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_queued_reqs", b"max_num_queued_reqs", "max_num_queued_tokens", b"max_num_queued_tokens", "max_num_seqs", b"max_num_seqs", "max_priority_wait_s", b"max_priority_wait_s", "policy", b"policy", "preemption", b"preemption", "queue_timeout_ms", b"queue_timeout_ms", "static_batch_size", b"static_batch_size", "static_batch_wait_ms", b"static_batch_wait_ms", "tenant_max_num_queued_reqs", b"tenant_max_num_queued_reqs", "tenant_max_num_seqs", b"tenant_max_num_seqs", "tenant_token_rate", b"tenant_token_rate", "tenants", b"tenants", "ttft_slo_ms", b"ttft_slo_ms", "watermark", b"watermark"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__batching: _TypeAlias = _typing.Literal["batching"]  # noqa: Y015
     _WhichOneofArgType__batching: _TypeAlias = _typing.Literal["_batching", b"_batching"]  # noqa: Y015
@@ -1833,6 +1867,10 @@ class SchedulingConfig(_message.Message):
     _WhichOneofArgType__enable_chunked_prefill: _TypeAlias = _typing.Literal["_enable_chunked_prefill", b"_enable_chunked_prefill"]  # noqa: Y015
     _WhichOneofReturnType__enable_prefix_caching: _TypeAlias = _typing.Literal["enable_prefix_caching"]  # noqa: Y015
     _WhichOneofArgType__enable_prefix_caching: _TypeAlias = _typing.Literal["_enable_prefix_caching", b"_enable_prefix_caching"]  # noqa: Y015
+    _WhichOneofReturnType__fair_input_cost: _TypeAlias = _typing.Literal["fair_input_cost"]  # noqa: Y015
+    _WhichOneofArgType__fair_input_cost: _TypeAlias = _typing.Literal["_fair_input_cost", b"_fair_input_cost"]  # noqa: Y015
+    _WhichOneofReturnType__fair_output_cost: _TypeAlias = _typing.Literal["fair_output_cost"]  # noqa: Y015
+    _WhichOneofArgType__fair_output_cost: _TypeAlias = _typing.Literal["_fair_output_cost", b"_fair_output_cost"]  # noqa: Y015
     _WhichOneofReturnType__itl_target_ms: _TypeAlias = _typing.Literal["itl_target_ms"]  # noqa: Y015
     _WhichOneofArgType__itl_target_ms: _TypeAlias = _typing.Literal["_itl_target_ms", b"_itl_target_ms"]  # noqa: Y015
     _WhichOneofReturnType__long_prefill_token_threshold: _TypeAlias = _typing.Literal["long_prefill_token_threshold"]  # noqa: Y015
@@ -1847,6 +1885,8 @@ class SchedulingConfig(_message.Message):
     _WhichOneofArgType__max_num_queued_tokens: _TypeAlias = _typing.Literal["_max_num_queued_tokens", b"_max_num_queued_tokens"]  # noqa: Y015
     _WhichOneofReturnType__max_num_seqs: _TypeAlias = _typing.Literal["max_num_seqs"]  # noqa: Y015
     _WhichOneofArgType__max_num_seqs: _TypeAlias = _typing.Literal["_max_num_seqs", b"_max_num_seqs"]  # noqa: Y015
+    _WhichOneofReturnType__max_priority_wait_s: _TypeAlias = _typing.Literal["max_priority_wait_s"]  # noqa: Y015
+    _WhichOneofArgType__max_priority_wait_s: _TypeAlias = _typing.Literal["_max_priority_wait_s", b"_max_priority_wait_s"]  # noqa: Y015
     _WhichOneofReturnType__policy: _TypeAlias = _typing.Literal["policy"]  # noqa: Y015
     _WhichOneofArgType__policy: _TypeAlias = _typing.Literal["_policy", b"_policy"]  # noqa: Y015
     _WhichOneofReturnType__preemption: _TypeAlias = _typing.Literal["preemption"]  # noqa: Y015
@@ -1857,6 +1897,12 @@ class SchedulingConfig(_message.Message):
     _WhichOneofArgType__static_batch_size: _TypeAlias = _typing.Literal["_static_batch_size", b"_static_batch_size"]  # noqa: Y015
     _WhichOneofReturnType__static_batch_wait_ms: _TypeAlias = _typing.Literal["static_batch_wait_ms"]  # noqa: Y015
     _WhichOneofArgType__static_batch_wait_ms: _TypeAlias = _typing.Literal["_static_batch_wait_ms", b"_static_batch_wait_ms"]  # noqa: Y015
+    _WhichOneofReturnType__tenant_max_num_queued_reqs: _TypeAlias = _typing.Literal["tenant_max_num_queued_reqs"]  # noqa: Y015
+    _WhichOneofArgType__tenant_max_num_queued_reqs: _TypeAlias = _typing.Literal["_tenant_max_num_queued_reqs", b"_tenant_max_num_queued_reqs"]  # noqa: Y015
+    _WhichOneofReturnType__tenant_max_num_seqs: _TypeAlias = _typing.Literal["tenant_max_num_seqs"]  # noqa: Y015
+    _WhichOneofArgType__tenant_max_num_seqs: _TypeAlias = _typing.Literal["_tenant_max_num_seqs", b"_tenant_max_num_seqs"]  # noqa: Y015
+    _WhichOneofReturnType__tenant_token_rate: _TypeAlias = _typing.Literal["tenant_token_rate"]  # noqa: Y015
+    _WhichOneofArgType__tenant_token_rate: _TypeAlias = _typing.Literal["_tenant_token_rate", b"_tenant_token_rate"]  # noqa: Y015
     _WhichOneofReturnType__ttft_slo_ms: _TypeAlias = _typing.Literal["ttft_slo_ms"]  # noqa: Y015
     _WhichOneofArgType__ttft_slo_ms: _TypeAlias = _typing.Literal["_ttft_slo_ms", b"_ttft_slo_ms"]  # noqa: Y015
     _WhichOneofReturnType__watermark: _TypeAlias = _typing.Literal["watermark"]  # noqa: Y015
@@ -1869,6 +1915,10 @@ class SchedulingConfig(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__enable_chunked_prefill) -> _WhichOneofReturnType__enable_chunked_prefill | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__enable_prefix_caching) -> _WhichOneofReturnType__enable_prefix_caching | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__fair_input_cost) -> _WhichOneofReturnType__fair_input_cost | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__fair_output_cost) -> _WhichOneofReturnType__fair_output_cost | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__itl_target_ms) -> _WhichOneofReturnType__itl_target_ms | None: ...
     @_typing.overload
@@ -1884,6 +1934,8 @@ class SchedulingConfig(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_num_seqs) -> _WhichOneofReturnType__max_num_seqs | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_priority_wait_s) -> _WhichOneofReturnType__max_priority_wait_s | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__policy) -> _WhichOneofReturnType__policy | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__preemption) -> _WhichOneofReturnType__preemption | None: ...
@@ -1893,6 +1945,12 @@ class SchedulingConfig(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__static_batch_size) -> _WhichOneofReturnType__static_batch_size | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__static_batch_wait_ms) -> _WhichOneofReturnType__static_batch_wait_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tenant_max_num_queued_reqs) -> _WhichOneofReturnType__tenant_max_num_queued_reqs | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tenant_max_num_seqs) -> _WhichOneofReturnType__tenant_max_num_seqs | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tenant_token_rate) -> _WhichOneofReturnType__tenant_token_rate | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__ttft_slo_ms) -> _WhichOneofReturnType__ttft_slo_ms | None: ...
     @_typing.overload
