@@ -1,9 +1,9 @@
 """Proves and times the worker on a machine with a GPU: ``python deploy/bench/gpu_check.py OUT_DIR``, under 9 minutes.
 
 Prints a line a measurement and keeps all of them in OUT_DIR/gpu_check.json; exits 1 when a kernel differs from its
-reference. Kernels need torch, triton and numpy; the engine also msgspec and structlog; the service what the service
-needs. A part whose package is missing is named as skipped. ``--dry`` runs the logic without a GPU, under Triton's
-interpreter, on sizes so small that no figure means anything.
+reference. Kernels need torch, triton and numpy; row state and engine also msgspec and structlog; the service what the
+service needs. A part whose package is missing is named as skipped. ``--dry`` runs the logic without a GPU, under
+Triton's interpreter, on sizes so small that no figure means anything.
 """
 
 import argparse
@@ -64,8 +64,17 @@ def _run(folder: Path, *, is_dry: bool, seed: int) -> int:
 
         measure_engine(machine, ceilings, report, _ENGINE_S)
 
+    def row_state() -> None:
+        if missing := missing_packages(_ENGINE_NEEDS):
+            report.skip("correct", f"row state and sampling: packages missing: {', '.join(missing)}")
+            return
+        from deploy.bench.gpu.row_state import check_row_state
+
+        check_row_state(machine, report, seed)
+
     parts: list[tuple[str, float, Callable[[], None]]] = [
         ("correct", 60.0, lambda: check_kernels(machine, report, seed)),
+        ("row state", 15.0, row_state),
         ("decode", 60.0, lambda: sweep_decode(machine, ceilings, report)),
         ("others", 20.0, lambda: sweep_others(machine, ceilings, report)),
         ("cuda", 15.0, lambda: measure_cuda_kernel(machine, ceilings, report)),

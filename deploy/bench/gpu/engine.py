@@ -8,6 +8,7 @@ from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from chairlift.ipc.common import SamplingParams
@@ -30,6 +31,9 @@ BF16 = torch.bfloat16
 _EPOCH = 1
 _BLOCK = 16
 _AHEAD = 1
+_ROWS_TO_JUDGE, _LEAST_SAME = 16, 0.85
+
+Tokens = npt.NDArray[np.uint32]
 
 
 class _Repeat:
@@ -118,11 +122,13 @@ def measure_engine(machine: Machine, ceilings: Ceilings, report: Report, budget_
     )
     sizes = [EngineSize(3, 20, 3)] if machine.is_dry else [EngineSize(rows, 1024, 60) for rows in (1, 16, 64, 256)]
     for size in sizes:
+        tokens: list[bytes] = []
         for has_graph in (True, False):
             if time.monotonic() - started > budget_s:
                 report.skip("engine", f"batch {size.num_rows}: out of time")
                 return
-            _measure_one(machine, ceilings, report, config, weights, size, has_graph)
+            tokens.append(_measure_one(machine, ceilings, report, config, weights, size, has_graph))
+        _compare(report, size, *(np.frombuffer(part, "<u4") for part in tokens))
 
 
 def _measure_one(
@@ -133,17 +139,18 @@ def _measure_one(
     weights: DecoderWeights,
     size: EngineSize,
     has_graph: bool,
-) -> None:
+) -> bytes:
+    """The tokens of the first step; none where it does not fit."""
     limits = _limits(config, size)
     geometry = KvGeometry.of(config, _BLOCK, BF16)
     if not machine.is_dry and limits.num_blocks * geometry.block_bytes > torch.cuda.mem_get_info()[0] * 0.8:
         report.skip("engine", f"batch {size.num_rows}: the KV cache does not fit this device")
-        return
+        return b""
     runner = _make_runner(machine, config, weights, limits, size.num_rows if has_graph else 0)
-    _run(runner, _board(limits, size), _Decodes(size, 5, 2))
+    tokens = _run(runner, _board(limits, size), _Decodes(size, 5, 2)).tokens[: 4 * size.num_rows]
     machine.wait()
     started = time.perf_counter()
-    device_ns = _run(runner, None, _Decodes(size, size.steps, 7))
+    device_ns = _run(runner, None, _Decodes(size, size.steps, 7)).device_ns
     wall = time.perf_counter() - started
     step_s = wall / size.steps
     weight_bytes = (weights_elements(config) - config.vocab_size * config.hidden_size) * 2
@@ -159,6 +166,17 @@ def _measure_one(
         device_idle=max(0.0, 1 - device_ns * 1e-9 / wall),
         row_state_MiB=runner.state_bytes >> 20,
     )
+    return tokens
+
+
+def _compare(report: Report, size: EngineSize, with_graph: Tokens, without: Tokens) -> None:
+    """The first step with a graph and without it: sums over other splits may turn a token whose rival is as likely."""
+    if not len(with_graph):
+        return
+    same = float((with_graph == without).mean())
+    report.add("engine", batch=size.num_rows, same_tokens_with_graph=same)
+    if size.num_rows >= _ROWS_TO_JUDGE and same < _LEAST_SAME:
+        report.fail("engine", f"batch {size.num_rows}: {same:.2f} of a graph's tokens are those without it")
 
 
 def weights_elements(config: ModelConfig) -> int:
@@ -180,6 +198,8 @@ def _make_runner(
     machine: Machine, config: ModelConfig, weights: DecoderWeights, limits: BatchLimits, bucket: int
 ) -> CudaRunner:
     cache = KvCache(KvGeometry.of(config, _BLOCK, BF16), limits.num_blocks, machine.device)
+    # The same each time, so that what runs over it can be compared.
+    torch.manual_seed(7)
     for k_pages, v_pages in cache.pages:
         k_pages.normal_()
         v_pages.normal_()
@@ -218,27 +238,40 @@ class _Decodes:
         return [Plan(_EPOCH, self.first_step + index, decode=rows) for index in range(self.count)]
 
 
-def _run(runner: CudaRunner, first: Plan | None, decodes: _Decodes) -> int:
-    """Runs the plans, one ahead; nanoseconds that the device worked."""
+@dataclass(slots=True)
+class _Outcome:
+    """Of several steps."""
+
+    device_ns: int = 0
+    """Time that the device worked."""
+    tokens: bytes = b""
+
+    def add(self, done: StepDone) -> None:
+        self.device_ns += done.device_ns
+        self.tokens += done.sampled
+
+
+def _run(runner: CudaRunner, first: Plan | None, decodes: _Decodes) -> _Outcome:
+    """Runs the plans, one ahead."""
     pending: deque[PendingStep] = deque()
-    device_ns = 0
+    outcome = _Outcome()
     for plan in ([first] if first is not None else []) + decodes.plans():
         launched = runner.launch(plan)
         if not isinstance(launched, PendingStep):
             raise RuntimeError(f"step {plan.step} was not taken: {launched}")
         pending.append(launched)
         if len(pending) > _AHEAD:
-            device_ns += _finish(runner, pending.popleft())
+            outcome.add(_finish(runner, pending.popleft()))
     while pending:
-        device_ns += _finish(runner, pending.popleft())
-    return device_ns
+        outcome.add(_finish(runner, pending.popleft()))
+    return outcome
 
 
-def _finish(runner: CudaRunner, pending: PendingStep) -> int:
+def _finish(runner: CudaRunner, pending: PendingStep) -> StepDone:
     done = runner.finish(pending)
     if not isinstance(done, StepDone):
         raise RuntimeError(f"step {pending.plan.step} gave {done}")
-    return done.device_ns
+    return done
 
 
 def _pack(values: "np.ndarray[tuple[int, ...], np.dtype[np.int64]]") -> bytes:

@@ -12,9 +12,11 @@ from gpu_worker.kernels.triton.activation import silu_mul, silu_mul_reference
 from gpu_worker.kernels.triton.attention import paged_attention, paged_attention_reference
 from gpu_worker.kernels.triton.attention_arguments import PagedKv
 from gpu_worker.kernels.triton.decode import SplitWorkspace, paged_decode, paged_decode_reference
+from gpu_worker.kernels.triton.int8_linear import int8_linear, int8_linear_reference
 from gpu_worker.kernels.triton.norm import add_rms_norm, add_rms_norm_reference
 from gpu_worker.kernels.triton.rope_kv_write import KvTarget, rope_kv_write, rope_kv_write_reference
 from gpu_worker.kernels.triton.shapes import AttentionShape, DeviceClass, Tile, decode_tile, num_splits
+from gpu_worker.loading.int8 import quantise_rows
 from gpu_worker.model.ops import HeadShape, TokenSlots
 
 BF16 = torch.bfloat16
@@ -70,9 +72,13 @@ def _cases(machine: Machine, chosen: random.Random) -> Iterator[tuple[str, Calla
             counts = [min(kv_len, chosen.choice((1, chosen.randint(1, longest // 4)))) for kv_len in lens[:6]]
             name = f"attention {shape} tokens={counts} window={window}"
             yield name, partial(_attention, machine, shape, lens[:6], counts, window)
-    for heads in (HeadShape(9, 3, 64), HeadShape(32, 8, 128)):
+    for heads in (HeadShape(9, 3, 64), HeadShape(32, 8, 128))[: 1 if machine.is_dry else 2]:
         yield f"rope {heads}", partial(_rope, machine, heads)
     yield "add-rmsnorm", partial(_norm, machine)
+    inputs, outputs = (96, 40) if machine.is_dry else (4096, 6144)
+    for num_rows in (1, 17) if machine.is_dry else (1, 16, 50, chosen.randint(65, 600)):
+        name = f"int8-linear {num_rows}x{inputs} to {outputs}"
+        yield name, partial(_int8, machine, num_rows, inputs, outputs)
     yield "silu-mul", partial(_silu, machine)
 
 
@@ -105,6 +111,15 @@ def _rope(machine: Machine, heads: HeadShape) -> float:
     return max(relative_error(q, wanted), relative_error(pages[0], pages[2]), relative_error(pages[1], pages[3]))
 
 
+def _int8(machine: Machine, num_rows: int, inputs: int, outputs: int) -> float:
+    held = quantise_rows(torch.randn(outputs, inputs, device=machine.device))
+    x = torch.randn(num_rows, inputs, device=machine.device).to(BF16)
+    bias = torch.randn(outputs, device=machine.device).to(BF16)
+    return relative_error(
+        int8_linear(x, held.codes, held.scale, bias), int8_linear_reference(x, held.codes, held.scale, bias)
+    )
+
+
 def _norm(machine: Machine) -> float:
     x, residual = (torch.randn(37, 4096, device=machine.device).to(BF16) for _ in range(2))
     weight, kept = torch.rand(4096, device=machine.device).to(BF16), residual.clone()
@@ -113,7 +128,7 @@ def _norm(machine: Machine) -> float:
 
 
 def _silu(machine: Machine) -> float:
-    gate_up = torch.randn(37, 2 * 14336, device=machine.device).to(BF16)
+    gate_up = torch.randn(37, 2 * (96 if machine.is_dry else 14336), device=machine.device).to(BF16)
     return relative_error(silu_mul(gate_up), silu_mul_reference(gate_up))
 
 
@@ -199,3 +214,17 @@ def sweep_others(machine: Machine, ceilings: Ceilings, report: Report) -> None:
     seconds = machine.seconds(partial(silu_mul, gate_up))
     share = 1.5 * gate_up.numel() * 2 / seconds / ceilings.copy_bytes_per_s
     report.add("elementwise", kernel="silu-mul", us=seconds * 1e6, share_of_copy=share)
+    _sweep_int8(machine, ceilings, report)
+
+
+def _sweep_int8(machine: Machine, ceilings: Ceilings, report: Report) -> None:
+    """Products of a decode step in 8 bits beside those in bf16: bytes of weights over time, as a share of copying."""
+    outputs, inputs = (48, 64) if machine.is_dry else (28672, 4096)
+    dense = torch.randn(outputs, inputs, device=machine.device).to(BF16)
+    held = quantise_rows(dense)
+    for rows in (2,) if machine.is_dry else (1, 16, 64, 256):
+        x = torch.randn(rows, inputs, device=machine.device).to(BF16)
+        seconds = machine.seconds(partial(int8_linear, x, held.codes, held.scale))
+        bf16 = machine.seconds(partial(torch.nn.functional.linear, x, dense))
+        share = held.codes.nbytes / seconds / ceilings.copy_bytes_per_s
+        report.add("int8", rows=rows, us=seconds * 1e6, bf16_us=bf16 * 1e6, share_of_copy=share)

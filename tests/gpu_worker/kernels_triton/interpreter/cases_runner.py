@@ -13,6 +13,7 @@ from chairlift.ipc.device import BoardedRow, NeedSnapshot, Plan, PromptLogprobs,
 from gpu_worker.cuda_runner.graphs import Body
 from gpu_worker.cuda_runner.pending import PendingStep
 from gpu_worker.cuda_runner.runner import CudaOptions, CudaRunner
+from gpu_worker.execution import Finished, OverlappedExecution
 from gpu_worker.runner import Result, Runner
 from tests.gpu_worker.kernels_triton.interpreter.plans import EPOCH, PlanMaker
 from tests.gpu_worker.kernels_triton.interpreter.tiny_decoder import (
@@ -48,6 +49,7 @@ def runner_cases() -> Iterator[tuple[str, Callable[[], float]]]:
     """Name and check of each case; a check returns a figure or raises."""
     yield "30 plans one after another", partial(_check_plans, 11, 30, 0, "stand-in")
     yield "30 plans, one ahead", partial(_check_plans, 3, 30, 1, "stand-in")
+    yield "20 plans as the service has them carried out", partial(_check_execution, 5, 20)
     yield "8 plans with the kernels", partial(_check_kernels, 4, 8)
     yield "a row without logits fails its step and those behind it", _check_nan
 
@@ -80,6 +82,27 @@ def _check_plans(seed: int, count: int, ahead: int, decoder: str) -> float:
     assert num_tokens > count
     assert num_swapped > 2, f"only {num_swapped} blocks were swapped in"
     return float(replayer.num_replays)
+
+
+def _check_execution(seed: int, count: int) -> float:
+    """Two in flight; every result comes once, in order."""
+    reference, cuda, _ = _runners("stand-in", torch.float32)
+    maker = PlanMaker(seed)
+    wanted: deque[Result | None] = deque()
+    finished: list[Finished] = []
+    execution = OverlappedExecution(cuda)
+    try:
+        for index in range(count):
+            plan = maker.next(reset=index == 0)
+            wanted.append(reference.execute(plan))
+            while not execution.has_room:
+                finished += execution.finished()
+            execution.submit(plan)
+        finished += execution.drain()
+    finally:
+        execution.close()
+    assert len(finished) == count
+    return float(sum(_compare(found, wanted.popleft()) for _, found in finished))
 
 
 def _compare(found: Result | None, wanted: Result | None) -> int:

@@ -14,7 +14,7 @@ import torch
 from deploy.bench.gpu_check import main
 from tests.gpu_worker.kernels_triton.interpreter import repair
 
-_PARTS = {"machine", "ceilings", "correct", "decode", "prefill", "elementwise", "cuda", "engine", "service"}
+_PARTS = {"machine", "ceilings", "correct", "decode", "prefill", "elementwise", "int8", "cuda", "engine", "service"}
 _SEED = "3"
 
 
