@@ -9,7 +9,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-builtin-rules
-.PHONY: run setup test check check-kernels stubs lock clean help
+.PHONY: run setup test fuzz fuzz-ci check check-kernels stubs lock clean help
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -27,6 +27,12 @@ setup: $(STAMP) ## make .venv/ with the project and its pinned dependencies (a m
 
 test: setup ## every test, with the coverage and the reason of each skipped test
 	$(BIN)/python -m pytest --cov --cov-report=term $(ARGS)
+
+fuzz-ci: setup ## 10,000 requests and 50,000 mutated inputs that nobody should send, within a minute and a half
+	$(BIN)/python -m pytest -q $(wildcard tests/fuzz/fuzz_*.py) $(ARGS)
+
+fuzz: setup ## the same with 100,000 of each, other ones every time
+	FUZZ=long $(BIN)/python -m pytest -q --timeout=7200 $(wildcard tests/fuzz/fuzz_*.py) $(ARGS)
 
 check: setup ## lint, format, types, import rules, stubs in step, the public contract, check-kernels
 	$(BIN)/ruff check .
