@@ -8,11 +8,13 @@ import msgspec
 
 from chairlift.runtime.process import ExitCode
 from chairlift.runtime.settings_loader import load_settings
+from deploy.bench.commands.choices import read_ops_target, read_target
 from deploy.bench.commands.files import read_cost, write_text
 from deploy.bench.errors import BenchUsageError
 from deploy.bench.load.client import TargetModel
 from deploy.bench.output.difference_table import format_differences
 from deploy.bench.tune.journal import Journal, JournalHead
+from deploy.bench.tune.live_plant import LivePlant
 from deploy.bench.tune.plant import LADDERS, OwnStackPlant, Plant, SimulatedPlant, TrialLoad, make_ladders
 from deploy.bench.tune.search import Bounds, Phase
 from deploy.bench.tune.trial import Trial, TuneObjectives
@@ -30,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
         objectives=objectives,
         workload=workload.name,
         workload_details=workload.describe() | {"num_requests": load.num_requests},
-        plant="simulator" if arguments.simulate else "own stacks",
+        plant="simulator" if arguments.simulate else arguments.target or "own stacks",
     )
     journal = Journal(arguments.journal, head)
     tuned = asyncio.run(_tune(arguments, objectives, load, journal))
@@ -40,16 +42,32 @@ def run(arguments: argparse.Namespace) -> int:
 
 async def _tune(arguments: argparse.Namespace, objectives: TuneObjectives, load: TrialLoad, journal: Journal) -> Tuned:
     bounds = Bounds(max_concurrency=arguments.max_concurrency, max_trials=arguments.max_trials)
-    async with _open_plant(arguments, load) as plant:
+    async with _open_plant(arguments, load, objectives) as plant:
         ladders = make_ladders(await plant.start_values(), _read_bounds(arguments.bound))
-        return await tune(plant, ladders, bounds, objectives, journal, arguments.repetitions, _tell)
+        tuned = await tune(plant, ladders, bounds, objectives, journal, arguments.repetitions, _tell)
+        if arguments.keep and isinstance(plant, LivePlant) and tuned.outcome.best is not None:
+            plant.keep(tuned.outcome.best.setting.knobs)
+        return tuned
 
 
-def _open_plant(arguments: argparse.Namespace, load: TrialLoad) -> Plant:
+def _open_plant(arguments: argparse.Namespace, load: TrialLoad, objectives: TuneObjectives) -> Plant:
+    if arguments.target is not None:
+        return _open_live_plant(arguments, load, objectives)
+    if arguments.keep:
+        raise BenchUsageError("--keep needs a running server: --target")
     settings = load_settings(arguments.config, arguments.overrides)
     if arguments.simulate:
         return SimulatedPlant(settings, load, read_cost(arguments.device_cost))
     return OwnStackPlant(settings, load)
+
+
+def _open_live_plant(arguments: argparse.Namespace, load: TrialLoad, objectives: TuneObjectives) -> Plant:
+    if arguments.simulate or arguments.config is not None or arguments.overrides:
+        raise BenchUsageError("--target tunes a server that runs already: it takes no --simulate, --config or --set")
+    ops = read_ops_target(arguments)
+    if ops is None:
+        raise BenchUsageError("--target: name the operator's address too: --ops ADDR")
+    return LivePlant(read_target(arguments), ops, load, objectives)
 
 
 def _read_load(arguments: argparse.Namespace) -> TrialLoad:

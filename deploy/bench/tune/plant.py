@@ -20,6 +20,7 @@ from deploy.bench.stack import OwnStack, describe_settings, run_own_stack
 from deploy.bench.tune.search import Ladder
 from deploy.bench.tune.trial import KnobValue, Setting
 from deploy.bench.workload.catalogue import WorkloadOptions, find_workload
+from deploy.bench.workload.names import tenants_of
 from deploy.bench.workload.request import Workload
 
 WARMUP_SEED_STEP = 1_000_003
@@ -122,7 +123,9 @@ class OwnStackPlant:
         if self._running is None or self._running[0] != setting.knobs:
             await self._exit.aclose()
             self._running = None
-            stack = await self._exit.enter_async_context(run_own_stack(_with_knobs(self._settings, setting.knobs)))
+            stack = await self._exit.enter_async_context(
+                run_own_stack(_with_knobs(self._settings, setting.knobs), tenants_of(self._load.workload))
+            )
             client = GrpcClient(stack.target, MonotonicClock())
             self._exit.push_async_callback(client.close)
             self._running = (setting.knobs, stack, client)

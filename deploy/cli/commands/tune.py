@@ -18,6 +18,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Objectives, workload, bounds, and where it runs."""
     parser.add_argument("--slo-ttft-p99-ms", type=positive, default=1000.0, metavar="MS", help="(1000)")
     parser.add_argument("--slo-itl-p99-ms", type=positive, default=100.0, metavar="MS", help="(100)")
+    server = parser.add_argument_group("a running server, instead of stacks of its own")
+    server.add_argument("--target", metavar="ADDR", help="public address; knobs change while it serves")
+    server.add_argument("--ops", metavar="ADDR", help="operator's address; its changes need an admin's token")
+    server.add_argument("--tls", action="store_true", help="TLS with the machine's certificates")
+    server.add_argument("--tls-ca", type=Path, metavar="FILE", help="TLS, trusting these certificates")
+    server.add_argument("--keep", action="store_true", help="leave what was chosen in force, instead of rolling back")
+    server.add_argument(
+        "--tenant-keys", type=Path, metavar="FILE.toml", help='for workloads with tenants: tenant = "token" each'
+    )
     add_workload_arguments(parser)
     search = parser.add_argument_group("search")
     search.add_argument("--num-requests", type=positive_int, default=48, metavar="N", help="a trial, at least (48)")
