@@ -4,8 +4,8 @@ Switched on by the environment only, so that nothing that comes over a network c
 
 - ``CHAIRLIFT_FAULT_TOKEN=ID`` strikes at every step that computes a request whose prompt holds that token id, with the
   fault that ``CHAIRLIFT_FAULT_KIND`` names (`FaultKind`; default ``throw``).
-- ``CHAIRLIFT_FAULT_FILE=PATH`` strikes once at the next step after a file appears there; the file holds the kind, and
-  is removed first.
+- ``CHAIRLIFT_FAULT_FILE=PATH`` strikes once at the next step after the file ``PATH.PID`` appears, PID being this
+  process's id; the file holds the kind, and is removed first.
 """
 
 import enum
@@ -51,7 +51,7 @@ class FaultInjector:
         """By the variables of the module's docstring. Raises ValueError when one cannot be used."""
         token, file = environ.get(FAULT_TOKEN_ENV), environ.get(FAULT_FILE_ENV)
         kind = FaultKind(environ.get(FAULT_KIND_ENV) or FaultKind.THROW)
-        return cls(int(token) if token else None, kind, Path(file) if file else None)
+        return cls(int(token) if token else None, kind, Path(f"{file}.{os.getpid()}") if file else None)
 
     @property
     def is_armed(self) -> bool:

@@ -1,11 +1,18 @@
-"""The heartbeat thread: tells the scheduler that this process lives and how far it is, whatever the main one does."""
+"""The heartbeat thread: tells the scheduler that this process lives and how far it is, whatever the main one does.
 
+A step that is stuck (a device that hangs, a deadlock in native code) never gives the main thread back, so this thread
+ends the process: its riders go on with the next one.
+"""
+
+import os
 import threading
 import time
 
+import structlog
 import zmq
 
 from chairlift.ipc import device
+from chairlift.runtime.process import ExitCode
 from chairlift.runtime.settings import IpcSettings
 from chairlift.runtime.sockets import connect_dealer
 
@@ -17,11 +24,22 @@ class Progress:
         self.last_step = 0
         self.step_started_ns: int | None = None
         """Monotonic time at which the step in work began; None when idle."""
+        self.patience_ns: int | None = None
+        """How long the step in work may take before it counts as stuck; None where nothing is known of it."""
 
     def busy_ns(self) -> int:
         """How long the step in work has been running; 0 when idle."""
         started = self.step_started_ns
         return 0 if started is None else max(0, time.monotonic_ns() - started)
+
+
+STUCK_FACTOR = 10
+"""Times its expected time that a step may take."""
+
+
+def patience_ns(expected_ns: int, min_s: float) -> int | None:
+    """How long a step may take that should take `expected_ns`; None where that is not known (0)."""
+    return max(round(min_s * 1e9), STUCK_FACTOR * expected_ns) if expected_ns > 0 else None
 
 
 class Heartbeat:
@@ -55,10 +73,20 @@ class Heartbeat:
     def _run(self) -> None:
         try:
             while not self._stop.wait(self._interval_s):
+                self._end_if_stuck()
                 if self.is_greeted.is_set():
                     self._beat()
         finally:
             self._socket.close()
+
+    def _end_if_stuck(self) -> None:
+        patience, busy_ns = self._progress.patience_ns, self._progress.busy_ns()
+        if patience is not None and busy_ns > patience:
+            seconds, limit = round(busy_ns / 1e9, 1), round(patience / 1e9, 1)
+            structlog.get_logger().error(
+                "step_stuck", after_step=self._progress.last_step, seconds=seconds, limit=limit
+            )
+            os._exit(ExitCode.FAILED)
 
     def _beat(self) -> None:
         beat = device.WorkerBeat(self._epoch, 0, self._progress.last_step, self._progress.busy_ns())

@@ -95,6 +95,12 @@ class SchedulerLink:
             return False
         return True
 
+    def reconnect(self) -> None:
+        """The connection was lost, and with it whatever was on its way: both ends begin anew with a hello."""
+        if self.standing is not Standing.REFUSED:
+            self._plans.clear()
+            self.standing, self._hello_at = Standing.UNKNOWN, None
+
     def _take(self, message: object) -> None:
         match message:
             case device.Plan():

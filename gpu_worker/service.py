@@ -5,6 +5,7 @@ import secrets
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from typing import NamedTuple
 
 import structlog
 import torch
@@ -14,13 +15,13 @@ from chairlift.ipc.device import StepDone, WorkerBye
 from chairlift.runtime.probes import ProbeServer, ProcessState
 from chairlift.runtime.process import ExitCode, StopSignal, new_epoch
 from chairlift.runtime.settings import Settings
-from chairlift.runtime.sockets import connect_dealer, worker_endpoint
+from chairlift.runtime.sockets import DisconnectWatch, connect_dealer, worker_endpoint
 from chairlift.runtime.tracing import Tracing
 from gpu_worker.backends.choose import choose_backend
 from gpu_worker.engine import Engine, build_engine
 from gpu_worker.execution import Execution, Finished
 from gpu_worker.faults import FaultInjector
-from gpu_worker.heartbeat import Heartbeat, Progress
+from gpu_worker.heartbeat import Heartbeat, Progress, patience_ns
 from gpu_worker.host_memory import anonymous_bytes, give_back_freed
 from gpu_worker.link import SchedulerLink, Standing
 from gpu_worker.loading.config import ModelConfig
@@ -31,6 +32,11 @@ from gpu_worker.sizes import choose_sizes
 
 _LINGER_MS = 200
 """How long the last messages may take to leave."""
+
+
+class _Connection(NamedTuple):
+    socket: "zmq.Socket[bytes]"
+    losses: DisconnectWatch
 
 
 class StopRequestedError(Exception):
@@ -93,9 +99,10 @@ class WorkerService:
 
     def run(self, engine: Engine, stop: StopSignal) -> int:
         """Serves plans until `stop` is requested or the scheduler refuses this worker. Returns the exit code."""
-        with self._connected(engine) as (socket, link, heartbeat), closing(engine.new_execution()) as execution:
+        with self._connected(engine) as (connection, link, heartbeat), closing(engine.new_execution()) as execution:
             poller = zmq.Poller()
-            poller.register(socket, zmq.POLLIN)
+            poller.register(connection.socket, zmq.POLLIN)
+            poller.register(connection.losses.socket, zmq.POLLIN)
             poller.register(stop.fileno(), zmq.POLLIN)
             if execution.wake_fd is not None:
                 poller.register(execution.wake_fd, zmq.POLLIN)
@@ -105,6 +112,8 @@ class WorkerService:
             gc.collect()
             gc.freeze()
             while not stop.requested:
+                if connection.losses.take():
+                    link.reconnect()
                 self._turn(execution, link, stop)
                 self._note_standing(link, heartbeat)
                 if link.standing is Standing.REFUSED:
@@ -127,18 +136,20 @@ class WorkerService:
         self._metrics.close()
 
     @contextmanager
-    def _connected(self, engine: Engine) -> "Iterator[tuple[zmq.Socket[bytes], SchedulerLink, Heartbeat]]":
+    def _connected(self, engine: Engine) -> "Iterator[tuple[_Connection, SchedulerLink, Heartbeat]]":
         ipc = self._settings.ipc
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         identity = b"worker-" + secrets.token_hex(8).encode()
         try:
             socket = connect_dealer(context, self._endpoint, ipc, identity)
+            connection = _Connection(socket, DisconnectWatch(socket))
             link = SchedulerLink(socket, engine.geometry, self._epoch, ipc)
             heartbeat = Heartbeat(context, self._endpoint, ipc, identity, self._epoch, self._progress)
             try:
-                yield socket, link, heartbeat
+                yield connection, link, heartbeat
             finally:
                 heartbeat.close()
+                connection.losses.close()
         finally:
             context.destroy(linger=_LINGER_MS)
 
@@ -148,6 +159,7 @@ class WorkerService:
         while not stop.requested and execution.has_room and (plan := link.next_plan()) is not None:
             if self._progress.step_started_ns is None:
                 self._progress.step_started_ns = time.monotonic_ns()
+            self._progress.patience_ns = patience_ns(plan.expected_ns, self._settings.worker.stuck_step_min_s)
             execution.submit(plan)
             self._send_all(execution.finished(), link)
             self._progress.step_started_ns = execution.busy_since_ns

@@ -31,6 +31,7 @@ class Figures(msgspec.Struct, frozen=True):
     prediction_error: float = 0.0
     num_predictions: int = 0
     failed_steps: int = 0
+    excused_losses: int = 0
     stale_results: int = 0
     busy_s: float = 0.0
 
@@ -79,6 +80,7 @@ class SchedulerMetrics:
             table.PREDICTION_ERROR: lambda figures: figures.prediction_error,
             table.PREDICTIONS: lambda figures: figures.num_predictions,
             table.FAILED_STEPS: lambda figures: figures.failed_steps,
+            table.EXCUSED_LOSSES: lambda figures: figures.excused_losses,
             table.STALE_RESULTS: lambda figures: figures.stale_results,
             table.LOOP_BUSY: lambda figures: figures.busy_s,
         }
@@ -105,6 +107,7 @@ def _figures(core: Core, busy_ns: int) -> Figures:
         prediction_error=state.forecast.mean_relative_error,
         num_predictions=state.forecast.num_checked,
         failed_steps=state.counters.failed_steps,
+        excused_losses=state.counters.excused_losses,
         stale_results=state.counters.stale_results,
         busy_s=busy_ns / _NS_PER_S,
     )

@@ -207,14 +207,16 @@ class SchedulerService:
         return done
 
     def _poll_timeout_ms(self) -> int:
-        until = self._next_beat if self._wake_at is None else min(self._next_beat, self._wake_at)
+        wakes = (self._next_beat, self._wake_at, self._workers.next_expiry())
+        until = min(wake for wake in wakes if wake is not None)
         # Rounded up: a wake before its time would find nothing due and spin.
         return max(0, -((time.monotonic_ns() - until) // 1_000_000))
 
     def _beat(self, now: int) -> None:
         if now >= self._next_beat:
             self._next_beat = now + self._heartbeat_ns
-            self._workers.beat()
+            for event in self._workers.beat():
+                self._apply(self._handle_traced(event, now), now)
             self._operations.keep_time(now)
             self._metrics.report(self._load(), self._core, self._busy_ns)
             if self._spans is not None:

@@ -22,6 +22,9 @@ from chairlift.ipc.common import (
 from scheduler_svc.core import events
 from scheduler_svc.peers import RouterLink
 
+_MAX_UNREACHABLE = 2
+"""Beats in a row: one may fall into the moment in which a connection is made again."""
+
 
 class Rank(msgspec.Struct):
     """One worker process that has greeted."""
@@ -31,6 +34,8 @@ class Rank(msgspec.Struct):
     last_seen: int
     busy_ns: int = 0
     greeted_ns: int = 0
+    num_unreachable: int = 0
+    """Beats in a row that could not be handed to its connection."""
 
     def facts(self) -> ProcessFacts:
         """The process, as of now."""
@@ -97,9 +102,9 @@ class WorkerLink:
         silent = [number for number, rank in self._ranks.items() if now - rank.last_seen > self._timeout_ns]
         return self._lose(f"rank {silent[0]} is silent") if silent else []
 
-    def send_plan(self, plan: device.Plan) -> list[events.Event]:
-        """Sends a plan to every rank; the group's loss where one cannot take it."""
-        frame = self._link.encode(plan)
+    def send_plan(self, plan: device.Plan, expected_ns: int = 0) -> list[events.Event]:
+        """Sends a plan to every rank, with the time that it should take; the group's loss where one cannot take it."""
+        frame = self._link.encode(msgspec.structs.replace(plan, expected_ns=expected_ns) if expected_ns else plan)
         for rank in list(self._ranks.values()):
             if not self._link.send_encoded(rank.identity, frame):
                 return self._lose(f"rank {rank.hello.rank} does not take plans")
@@ -116,11 +121,17 @@ class WorkerLink:
             if device.LogLevel.__struct_config__.tag in rank.hello.tags:
                 self._link.send(rank.identity, device.LogLevel(level))
 
-    def beat(self) -> None:
-        """Tells every rank that this scheduler lives."""
+    def next_expiry(self) -> int | None:
+        """When the first rank will have been silent too long, unless it is heard; None without ranks."""
+        return min((rank.last_seen + self._timeout_ns + 1 for rank in self._ranks.values()), default=None)
+
+    def beat(self) -> list[events.Event]:
+        """Tells every rank that this scheduler lives; the loss of the group when one has no connection any more."""
         frame = self._link.encode(device.SchedulerBeat(self._epoch))
         for rank in self._ranks.values():
-            self._link.send_encoded(rank.identity, frame)
+            rank.num_unreachable = 0 if self._link.send_encoded(rank.identity, frame) else rank.num_unreachable + 1
+        gone = [rank.hello.rank for rank in self._ranks.values() if rank.num_unreachable >= _MAX_UNREACHABLE]
+        return self._lose(f"rank {gone[0]} is not connected") if gone else []
 
     def _note_beat(self, identity: bytes, beat: device.WorkerBeat, now: int) -> None:
         # Beats come on a socket of their own, so the rank is found by what it says, not by who sends.
@@ -142,21 +153,32 @@ class WorkerLink:
             self._link.send(identity, refusal)
             self._log.warning("worker_refused", rank=hello.rank, reason=refusal.message)
             return []
+        if self._is_reconnecting(hello):
+            self._log.warning("worker_reconnected", worker_epoch=hello.worker_epoch)
+            self._take_in(identity, hello, now)
+            return [events.SnapshotNeeded(device.NeedSnapshot(hello.worker_epoch, 0))]
         lost: list[events.Event] = []
         others = [rank for rank in self._ranks.values() if rank.hello.rank != hello.rank]
         newer_life = any(rank.hello.worker_epoch != hello.worker_epoch for rank in others)
         if hello.rank in self._ranks or newer_life:
             lost = self._lose("greeted again")
-        self._waiting.discard(hello.worker_epoch)
-        self._ranks[hello.rank] = Rank(identity, hello, now, greeted_ns=time.monotonic_ns())
-        greeting = device.SchedulerGreeting(PROTOCOL_MAJOR, PROTOCOL_MINOR, self._link.tags, self._epoch)
-        self._link.send(identity, greeting)
+        self._take_in(identity, hello, now)
         if len(self._ranks) < hello.world_size:
             return lost
         self._up = hello.worker_epoch
         geometry = hello.geometry
         self._log.info("worker_up", worker_epoch=self._up, ranks=hello.world_size, kv_blocks=geometry.num_blocks)
         return [*lost, events.WorkerUp(hello.worker_epoch, geometry)]
+
+    def _take_in(self, identity: bytes, hello: device.WorkerHello, now: int) -> None:
+        self._waiting.discard(hello.worker_epoch)
+        self._ranks[hello.rank] = Rank(identity, hello, now, greeted_ns=time.monotonic_ns())
+        greeting = device.SchedulerGreeting(PROTOCOL_MAJOR, PROTOCOL_MINOR, self._link.tags, self._epoch)
+        self._link.send(identity, greeting)
+
+    def _is_reconnecting(self, hello: device.WorkerHello) -> bool:
+        """Whether only messages were lost, with a connection: its KV cache is as it was. A group is lost as a whole."""
+        return hello.world_size == 1 and self._up == hello.worker_epoch and hello.rank in self._ranks
 
     def _is_held_by_another(self, hello: device.WorkerHello, now: int) -> bool:
         """Whether a living process has the rank: two that took it from each other would drop the KV cache each time."""

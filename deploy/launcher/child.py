@@ -8,7 +8,8 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
 
 import msgspec
 
@@ -38,6 +39,8 @@ class ChildSpec(msgspec.Struct, frozen=True):
     """Time from SIGTERM to SIGKILL."""
     prepare: Callable[[], Launch]
     """Called before each start: a port may have been taken by another program meanwhile."""
+    count_excused: Callable[[], Awaitable[int]] | None = None
+    """How many of its ends, over all its lives, were brought about by what it was asked to do and no longer is."""
 
 
 class ChildProcess:
@@ -71,6 +74,15 @@ class ChildProcess:
     def is_running(self) -> bool:
         """Whether it has not ended yet."""
         return self._process.returncode is None
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it stands still by SIGSTOP or the like, and so cannot answer (Linux; elsewhere it is not known)."""
+        try:
+            stat = Path(f"/proc/{self.pid}/stat").read_text()
+        except OSError:
+            return False
+        return self.is_running and stat[stat.rindex(")") + 2 :].startswith("T")
 
     async def wait(self) -> int:
         """Its exit code, or minus the signal that killed it. What is left of its session is killed."""

@@ -7,6 +7,7 @@ import msgspec
 from chairlift.runtime.addresses import Address
 
 _ANSWER_BYTES = 4096
+_METRICS_BYTES = 1 << 20
 _TIMEOUT_S = 1.0
 
 
@@ -28,6 +29,17 @@ async def ask_live(address: Address, timeout_s: float = _TIMEOUT_S) -> Answer:
     return await _ask(address, "/livez", timeout_s)
 
 
+async def ask_metric(address: Address, name: str, timeout_s: float = _TIMEOUT_S) -> int:
+    """Sum of the series of ``/metrics`` whose names begin with `name`; 0 when there are none, or no answer in time."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            text = (await _get(address, "/metrics", _METRICS_BYTES)).decode(errors="replace")
+    except (OSError, TimeoutError):
+        return 0
+    lines = (line for line in text.splitlines() if line.startswith(name))
+    return round(sum(float(line.rsplit(" ", 1)[1]) for line in lines))
+
+
 async def _ask(address: Address, path: str, timeout_s: float) -> Answer:
     try:
         async with asyncio.timeout(timeout_s):
@@ -39,13 +51,13 @@ async def _ask(address: Address, path: str, timeout_s: float) -> Answer:
     return Answer(status == [b"200"], body.decode(errors="replace").strip())
 
 
-async def _get(address: Address, path: str) -> bytes:
+async def _get(address: Address, path: str, most: int = _ANSWER_BYTES) -> bytes:
     reader, writer = await asyncio.open_connection(address.host, address.port)
     try:
         writer.write(f"GET {path} HTTP/1.0\r\nHost: {address}\r\n\r\n".encode())
         await writer.drain()
         answer = bytearray()
-        while len(answer) < _ANSWER_BYTES and (part := await reader.read(_ANSWER_BYTES)):
+        while len(answer) < most and (part := await reader.read(most)):
             answer += part
         return bytes(answer)
     finally:

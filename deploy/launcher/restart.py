@@ -11,6 +11,18 @@ class RestartBudget:
     def __init__(self, settings: SupervisorSettings) -> None:
         self._settings = settings
         self._restarts: deque[float] = deque()
+        self._num_excused = 0
+
+    def excuse(self, total: int) -> bool:
+        """Takes out of account restarts that were no fault of the child: `total` of them so far, over all times.
+
+        Whether that made room.
+        """
+        new, self._num_excused = max(0, total - self._num_excused), total
+        num_removed = min(new, len(self._restarts))
+        for _ in range(num_removed):
+            self._restarts.popleft()
+        return num_removed > 0
 
     def next_pause(self, now: float) -> float | None:
         """Seconds to wait before the restart that is due at `now` (monotonic seconds), or None to give up.

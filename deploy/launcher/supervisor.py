@@ -14,13 +14,16 @@ from collections.abc import Coroutine, Sequence
 from chairlift.runtime.process import ExitCode
 from chairlift.runtime.settings import SupervisorSettings
 from deploy.launcher.child import ChildProcess, ChildSpec, can_restart_help, describe_end
-from deploy.launcher.liveness import Liveness
+from deploy.launcher.liveness import Liveness, Silence
 from deploy.launcher.probe import ask_live, ask_ready
 from deploy.launcher.progress import Progress
 from deploy.launcher.restart import RestartBudget
 
 PROBE_INTERVAL_S = 0.1
 LIVENESS_INTERVAL_S = 1.0
+STOPPED_INTERVAL_S = 0.2
+EXCUSE_PATIENCE_S = 5.0
+"""For a scheduler to notice a worker's end and to say whose fault it was."""
 
 
 class StackError(Exception):
@@ -94,7 +97,8 @@ class Supervisor:
         budget = RestartBudget(self._settings)
         while True:
             child = await self._launch(spec)
-            watchers = [self._watch(spec, self._watch_ready(child)), self._watch(spec, self._watch_live(child))]
+            watching = (self._watch_ready(child), self._watch_live(child), self._watch_stopped(child))
+            watchers = [self._watch(spec, one) for one in watching]
             try:
                 code = await child.wait()
             finally:
@@ -105,6 +109,8 @@ class Supervisor:
             if not child.was_ready and not can_restart_help(code):
                 raise StackError(f"{spec.name} {describe_end(code)}; its message is above", code)
             pause = budget.next_pause(time.monotonic())
+            if pause is None and await self._is_excused(spec, budget):
+                pause = budget.next_pause(time.monotonic())
             if pause is None:
                 raise StackError(
                     f"{spec.name} {describe_end(code)}, after {self._settings.max_restarts} restarts within "
@@ -112,6 +118,16 @@ class Supervisor:
                 )
             self._progress.restarting(spec.name, describe_end(code), pause)
             await asyncio.sleep(pause)
+
+    async def _is_excused(self, spec: ChildSpec, budget: RestartBudget) -> bool:
+        """Whether earlier ends, or this one, turn out not to count; who knows may take a moment to find out."""
+        if spec.count_excused is None:
+            return False
+        for _ in range(round(EXCUSE_PATIENCE_S / PROBE_INTERVAL_S)):
+            if budget.excuse(await spec.count_excused()):
+                return True
+            await asyncio.sleep(PROBE_INTERVAL_S)
+        return False
 
     def _watch(self, spec: ChildSpec, watching: Coroutine[None, None, None]) -> "asyncio.Task[None]":
         watcher = asyncio.create_task(watching, name=f"watch {spec.name}")
@@ -148,6 +164,18 @@ class Supervisor:
                 child.kill()
                 return
             await asyncio.sleep(min(LIVENESS_INTERVAL_S, self._settings.hang_timeout_s / 4))
+
+    async def _watch_stopped(self, child: ChildProcess) -> None:
+        """Returns when `child` was stopped from outside for too long, and has killed it: its peers wait meanwhile."""
+        limit_s, since = self._settings.stopped_timeout_s, None
+        while True:
+            await asyncio.sleep(min(STOPPED_INTERVAL_S, limit_s / 2))
+            now = time.monotonic()
+            since = (since or now) if child.is_stopped else None
+            if since is not None and now - since >= limit_s:
+                self._progress.hung(child.spec.name, Silence(now - since, "supervisor.stopped_timeout_s"), "stopped")
+                child.kill()
+                return
 
     async def _stop_stage(self, children: Sequence[ChildProcess]) -> None:
         for child in children:

@@ -18,7 +18,7 @@ from chairlift.ipc import front
 from chairlift.ipc.codec import MalformedMessageError
 from chairlift.ipc.common import PROTOCOL_MAJOR, PROTOCOL_MINOR, HelloRefused, HelloWanted, is_compatible
 from chairlift.runtime.settings import IpcSettings
-from chairlift.runtime.sockets import connect_dealer
+from chairlift.runtime.sockets import DisconnectWatch, connect_dealer
 
 _MAX_MESSAGES_A_WAKE = 256
 """Bound on one drain, so that calls get their turn; the rest follows at once."""
@@ -101,7 +101,8 @@ class ReplicaLink:
         self._outgoing = front.to_scheduler_codec(settings.max_message_bytes)
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._socket: zmq.Socket[bytes] | None = None
-        self._fd = -1
+        self._watch: DisconnectWatch | None = None
+        self._fds: tuple[int, ...] = ()
         self._timer: asyncio.TimerHandle | None = None
         self._is_drain_due = False
         self._last_heard = 0.0
@@ -163,14 +164,33 @@ class ReplicaLink:
         assert self._context is not None
         identity = f"{self._gateway_id}/{self._epoch:x}".encode()
         self._socket = connect_dealer(self._context, self.endpoint, self._settings, identity)
-        self._fd = self._socket.fileno()
-        asyncio.get_running_loop().add_reader(self._fd, self._drain)
+        self._watch = DisconnectWatch(self._socket)
+        self._fds = self._socket.fileno(), self._watch.socket.fileno()
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self._fds[0], self._drain)
+        loop.add_reader(self._fds[1], self._on_disconnect)
 
     def _disconnect(self, linger_ms: int = 0) -> None:
-        if self._socket is not None:
-            asyncio.get_running_loop().remove_reader(self._fd)
+        if self._socket is not None and self._watch is not None:
+            for fd in self._fds:
+                asyncio.get_running_loop().remove_reader(fd)
+            self._watch.close()
             self._socket.close(linger=linger_ms)
-            self._socket = None
+            self._socket = self._watch = None
+
+    def _on_disconnect(self) -> None:
+        if self._watch is not None and self._watch.take():
+            self._lose_when_drained()
+
+    def _lose_when_drained(self) -> None:
+        """What came before the end of the connection counts; what was on its way either way is lost."""
+        self._drain()
+        if self._is_drain_due:
+            asyncio.get_running_loop().call_soon(self._lose_when_drained)
+        elif self.is_attached:
+            self._lose("disconnected")
+        elif self.state is LinkState.GREETING:
+            self._start_over()
 
     def _send_now(self, message: front.ToScheduler) -> bool:
         socket = self._socket

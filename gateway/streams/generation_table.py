@@ -272,6 +272,10 @@ class GenerationTable:
         generation, found = self._attachments.get(base), self._choices.pop(message.handle, None)
         if generation is None or found is None or generation.phase is not Phase.LIVE:
             return
+        if self._moves_on(generation, message):
+            self._forget(generation)
+            generation.orphan(self._clock())
+            return
         choice, _ = found
         if choice.stop_tokens is None and message.num_tokens > len(choice.ids):
             self._choices[message.handle] = found
@@ -279,6 +283,20 @@ class GenerationTable:
         generation.on_finished(choice, message)
         if generation.has_ended:
             self._forget(generation)
+
+    def _moves_on(self, generation: Generation, message: front.Finished) -> bool:
+        """Whether a replica ended it only because it can serve no longer: another one, or its next life, goes on."""
+        if message.reason != FinishReason.ERROR or generation.submission is None:
+            return False
+        if message.failure_reason == Reason.NO_WORKER:
+            return self._has_other(generation)
+        return message.failure_reason == Reason.DRAINING
+
+    def _has_other(self, generation: Generation) -> bool:
+        try:
+            return self._place(generation.key) is not generation.link
+        except ApiError:
+            return False
 
     def _on_attached(self, link: ReplicaLink, message: front.Attached) -> None:
         generation = self._attachments.get(message.handle)

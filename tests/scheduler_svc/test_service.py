@@ -148,6 +148,40 @@ def test_malformed_frames_do_no_harm(start: New, new_gateway: New, new_worker: N
     assert gateway.receive(front.Deltas)
 
 
+def test_a_worker_that_reconnects_keeps_its_cache(start: New, new_gateway: New, new_worker: New) -> None:
+    """A connection was reset, and a plan with it: the same life greets again and goes on from a snapshot."""
+    start()
+    gateway, worker = new_gateway(), new_worker()
+    worker.join()
+    gateway.greet()
+    gateway.submit(256)
+    worker.step(token=21)
+    gateway.receive(front.Deltas)
+    lost = worker.receive(device.Plan)
+    worker.join()
+    plan = worker.step(token=22)
+    assert (plan.reset, plan.step > lost.step) == (True, True)
+    assert plan.boarded[0].computed == 3, "what was computed before is not computed again"
+    deltas = gateway.receive(front.Deltas)
+    assert (list(unpack_u32(deltas.offsets)), list(unpack_u32(deltas.tokens))) == ([1], [22])
+    while (load := gateway.receive(front.ReplicaBeat).load).steps < 2:
+        pass
+    assert load.worker_losses == 0
+
+
+def test_a_worker_without_a_connection_is_lost_at_once(start: New, new_gateway: New, new_worker: New) -> None:
+    """A process that died is noticed by its connection, long before its silence would tell."""
+    start()
+    gateway, worker = new_gateway(), new_worker()
+    worker.join()
+    gateway.greet()
+    while gateway.receive(front.ReplicaBeat).load.worker_epoch == 0:
+        pass
+    worker.close()
+    while gateway.receive(front.ReplicaBeat).load.worker_losses == 0:
+        gateway.send(front.GatewayBeat(gateway.epoch))
+
+
 def test_a_gateway_that_greets_again_starts_anew(start: New, new_gateway: New, new_worker: New) -> None:
     """A reconnect may have lost messages: the old attachment ends, and a new one gets everything from the start."""
     start()

@@ -212,6 +212,8 @@ class Plan(Message, tag=32, frozen=True):
     """Pairs (row, number of tokens): prefill; samples where it reaches the row's end."""
     traceparent: str = ""
     """W3C trace context of this iteration's span, below which the worker makes one; empty where it has none."""
+    expected_ns: int = 0
+    """How long the step should take, by the cost model; 0 where that is not known yet."""
 
 
 class LogLevel(Message, tag=33, frozen=True):

@@ -155,6 +155,9 @@ SCHEDULER_READINGS = {
 }
 """By the field of the load report that each tells."""
 
+EXCUSED_LOSSES = MetricSpec(
+    f"{_S}worker_losses.excused", _COUNTER, "{worker}", "Deaths of workers that a request was found guilty of."
+)
 KV_CACHED_SHARE = MetricSpec(
     f"{_S}kv.cached_share", _GAUGE, "1", "Share of KV blocks that nobody uses, kept for prefix hits, 0 to 1."
 )

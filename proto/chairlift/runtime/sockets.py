@@ -100,6 +100,33 @@ def connect_dealer(
     return socket
 
 
+class DisconnectWatch:
+    """Hears of every loss of `socket`'s connection, at once. Whatever was on its way then may be lost, unseen by
+    libzmq's own reconnecting: the handshake has to begin anew.
+    """
+
+    def __init__(self, socket: "zmq.Socket[bytes]") -> None:
+        """To be closed before `socket` is."""
+        self._watched = socket
+        self.socket: zmq.Socket[bytes] = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        """Readable when there is something to `take`; its descriptor is edge-triggered, as all of libzmq's are."""
+
+    def take(self) -> bool:
+        """Whether the connection was lost since the last call."""
+        is_lost = False
+        while True:
+            try:
+                self.socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return is_lost
+            is_lost = True
+
+    def close(self) -> None:
+        """Stops listening."""
+        self._watched.disable_monitor()
+        self.socket.close(linger=0)
+
+
 def _is_encrypted(endpoint: str, settings: IpcSettings) -> bool:
     """A folder that is this user's alone needs no keys."""
     return settings.curve_secret_key_file is not None and endpoint.startswith("tcp://")

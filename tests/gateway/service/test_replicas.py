@@ -9,7 +9,7 @@ import msgspec
 import pytest_asyncio
 
 from chairlift.ipc import front
-from chairlift.ipc.common import CancelOutcome, Reason
+from chairlift.ipc.common import CancelOutcome, FinishReason, Reason
 from chairlift.ipc.tokens import pack_u32, unpack_u32
 from chairlift.v1 import inference_pb2 as pb
 from chairlift.v1 import ops_pb2
@@ -84,6 +84,30 @@ async def test_a_lost_replicas_requests_go_on_at_the_other(pair: Pair, spell: Sp
     assert events[0].delta.text == "b"
     assert dict(await call.trailing_metadata())["chairlift-replica"] == other.replica_id
     await scheduler.start_again()
+
+
+async def test_a_drained_replicas_requests_go_on_at_the_other(pair: Pair, spell: Spell) -> None:
+    """Its time is up before theirs: they end there, and their streams do not notice."""
+    call = pair.rig.stub.Generate(pb.GenerateRequest(text="x", sampling=pb.Sampling(n=2)))
+    scheduler, submit = await pair.next(front.Submit)
+    scheduler.send(front.Accepted(submit.handle, 1, 0))
+    scheduler.tokens(submit.handle, 0, *spell("a"))
+    assert (await pair.rig.caller.event(call, "accepted")).request_id
+    assert (await pair.rig.caller.event(call, "delta")).text == "a"
+    scheduler.draining = True
+    scheduler.announce()
+    other = pair.other(scheduler)
+    for choice in range(2):
+        scheduler.finish(submit.handle + choice, 1 - choice, FinishReason.ERROR, failure_reason=Reason.DRAINING)
+    again = await other.accept()
+    assert [list(unpack_u32(one)) for one in again.emitted] == [spell("a"), []]
+    other.tokens(again.handle, 1, *spell("b"))
+    other.tokens(again.handle + 1, 0, *spell("c"))
+    other.finish(again.handle, 2)
+    other.finish(again.handle + 1, 1)
+    events = await pair.rig.caller.events(call)
+    assert {event.delta.text for event in events if event.HasField("delta")} == {"b", "c"}
+    assert (await call.code()).name == "OK"
 
 
 async def test_a_draining_replica_takes_nothing_new(pair: Pair) -> None:

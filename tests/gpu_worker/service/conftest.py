@@ -73,8 +73,11 @@ class FakeScheduler:
 
     def greet(self) -> device.WorkerHello:
         hello = self.receive(device.WorkerHello)
-        self.send(device.SchedulerGreeting(PROTOCOL_MAJOR, PROTOCOL_MINOR, self._in.tags, self.epoch))
+        self.welcome()
         return hello
+
+    def welcome(self) -> None:
+        self.send(device.SchedulerGreeting(PROTOCOL_MAJOR, PROTOCOL_MINOR, self._in.tags, self.epoch))
 
     def close(self) -> None:
         self._context.destroy(linger=0)

@@ -1,8 +1,11 @@
 """The worker process's loop against a scheduler that is only a socket."""
 
+import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +14,7 @@ from chairlift.ipc import device
 from chairlift.ipc.common import HelloRefused, HelloWanted, Reason, SamplingParams
 from chairlift.ipc.tokens import pack_u32, unpack_u32
 from chairlift.runtime.process import ExitCode
-from gpu_worker.heartbeat import Progress
+from gpu_worker.heartbeat import Progress, patience_ns
 
 PROMPT = [5, 9, 14, 3]
 
@@ -77,20 +80,19 @@ def test_bad_frames_and_bad_plans_end_nothing(new_scheduler: Any, new_worker: An
     assert worker.engine.runner.counters.foreign == 1
 
 
-def test_a_new_scheduler_asks_and_is_greeted_once(new_scheduler: Any, new_worker: Any) -> None:
-    """The successor knows nobody: each beat makes it ask, and a second hello would look like a new life."""
-    new_worker(heartbeat_timeout_s=5.0)
+def test_a_new_scheduler_is_greeted_at_once_and_once(new_scheduler: Any, new_worker: Any) -> None:
+    """The end of the connection is noticed without a time-out; a late beat may make the successor ask as well."""
+    new_worker(heartbeat_timeout_s=30.0)
     first = new_scheduler()
     hello = first.greet()
     first.send(snapshot(hello.worker_epoch))
     first.receive(device.StepDone)
     first.close()
     second = new_scheduler(epoch=10)
-    second.receive(device.WorkerBeat)
-    second.worker = first.worker
+    again = second.receive(device.WorkerHello)
     for _ in range(3):
         second.send(HelloWanted(10))
-    again = second.greet()
+    second.welcome()
     assert again.worker_epoch == hello.worker_epoch
     second.send(snapshot(hello.worker_epoch))
     second.receive(device.StepDone)
@@ -101,7 +103,7 @@ def test_an_unanswered_hello_is_repeated(new_scheduler: Any, new_worker: Any) ->
     new_worker(heartbeat_timeout_s=0.2)
     scheduler = new_scheduler()
     first = scheduler.receive(device.WorkerHello)
-    assert scheduler.receive(device.WorkerHello) == first
+    assert scheduler.receive(device.WorkerHello).worker_epoch == first.worker_epoch
 
 
 def test_readiness_follows_the_scheduler(new_scheduler: Any, new_worker: Any, until: Any) -> None:
@@ -141,3 +143,27 @@ def greedy(twins: Any) -> Any:
         return tokens[len(prompt) :]
 
     return generate
+
+
+def test_a_stuck_step_ends_the_process(tmp_path: Path) -> None:
+    """Its main thread never comes back: the heartbeat's thread ends it, and says why."""
+    script = tmp_path / "stuck.py"
+    script.write_text(
+        "import time, zmq\n"
+        "from chairlift.runtime.settings import IpcSettings\n"
+        "from gpu_worker.heartbeat import Heartbeat, Progress, patience_ns\n"
+        "progress = Progress()\n"
+        f"endpoint, settings = 'ipc://{tmp_path}/w.sock', IpcSettings(heartbeat_interval_s=0.05)\n"
+        "heartbeat = Heartbeat(zmq.Context(), endpoint, settings, b'w', 7, progress)\n"
+        "progress.patience_ns = patience_ns(1_000_000, min_s=0.3)\n"
+        "progress.step_started_ns = time.monotonic_ns()\n"
+        "time.sleep(600)\n"
+    )
+    ended = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == ExitCode.FAILED
+    assert "step_stuck" in ended.stdout + ended.stderr
+
+
+@pytest.mark.parametrize(("expected_ns", "patience"), [(0, None), (1_000_000, 10_000_000_000), (2 * 10**9, 20 * 10**9)])
+def test_patience_is_ten_times_what_a_step_should_take(expected_ns: int, patience: int | None) -> None:
+    assert patience_ns(expected_ns, min_s=10.0) == patience

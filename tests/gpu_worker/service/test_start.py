@@ -16,7 +16,7 @@ from chairlift.ipc import device
 from chairlift.runtime.process import ExitCode
 from chairlift.runtime.settings import Settings
 from gpu_worker.__main__ import main
-from gpu_worker.threads import prepare_openmp, usable_cores
+from gpu_worker.threads import ThreadPlan, core_processors, plan_threads, prepare_openmp, usable_cores
 
 
 @pytest.fixture(autouse=True)
@@ -159,3 +159,38 @@ def test_cores_under_a_quota(tmp_path: Path) -> None:
     assert usable_cores(tmp_path) == 1
     (base / "cpu.max").write_text("max 100000\n")
     assert usable_cores(tmp_path) == usable_cores(Path("/nonexistent"))
+
+
+@pytest.fixture
+def eight_processors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Four cores of two processors each, numbered as on most servers: 0 and 4 are one core."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    for processor in range(8):
+        folder = tmp_path / f"sys/devices/system/cpu/cpu{processor}/topology"
+        folder.mkdir(parents=True)
+        (folder / "thread_siblings_list").write_text(f"{processor % 4},{processor % 4 + 4}\n")
+    return tmp_path
+
+
+def test_a_thread_a_physical_core(eight_processors: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pinned, since the other four processors are for whoever else has work."""
+    assert plan_threads(None, 50, None, eight_processors) == ThreadPlan(4, 50, (0, 1, 2, 3))
+    assert plan_threads(None, 50, False, eight_processors) == ThreadPlan(4, 50, ())
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {2, 6, 7})
+    assert core_processors(eight_processors) == [2, 7]
+    assert plan_threads(None, 50, None, eight_processors) == ThreadPlan(2, 50, ()), "one is left, of two"
+    assert plan_threads(None, 50, True, eight_processors) == ThreadPlan(2, 50, (2, 7))
+
+
+def test_threads_that_are_asked_for(eight_processors: Path) -> None:
+    assert plan_threads(3, 0, None, eight_processors) == ThreadPlan(3, 0, (0, 1, 2))
+    assert plan_threads(8, 0, True, eight_processors) == ThreadPlan(8, 0, ()), "more than there are cores to pin to"
+    quota = eight_processors / "sys/fs/cgroup"
+    quota.mkdir(parents=True)
+    (quota / "cpu.max").write_text("200000 100000\n")
+    assert plan_threads(None, 50, None, eight_processors) == ThreadPlan(2, 50, ())
+
+
+def test_a_machine_that_does_not_tell_its_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {1, 5})
+    assert plan_threads(None, 50, None, tmp_path) == ThreadPlan(2, 50, ())
