@@ -1,0 +1,104 @@
+"""Carries a schedule of faults out: signals to processes, files for workers, orders to proxies."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from deploy.bench.chaos.faults import Fault, FaultKind
+from deploy.bench.chaos.stack import ChaosStack
+from deploy.bench.chaos.watch import Watch, state_of
+
+_RUNS = frozenset("RSD")
+
+
+class Injected(msgspec.Struct, frozen=True):
+    """A fault that was injected, and when by both clocks."""
+
+    fault: Fault
+    at: float
+    """Monotonic seconds."""
+    wall: float
+
+
+class Injector:
+    """Owns what is broken at the moment, so that it can be healed at the end."""
+
+    def __init__(self, stack: ChaosStack, watch: Watch, say: Callable[[str], None]) -> None:
+        self._stack = stack
+        self._watch = watch
+        self._say = say
+        self._lasting: set[asyncio.Task[None]] = set()
+        self.injected: list[Injected] = []
+
+    async def run(self, faults: Sequence[Fault], started: float) -> None:
+        """Injects each at its time; returns after the last, whose effect may last longer."""
+        for fault in faults:
+            await asyncio.sleep(max(0.0, started + fault.at_s - time.monotonic()))
+            await self._inject(fault)
+
+    async def heal(self) -> None:
+        """Waits for everything that lasts to be over."""
+        await asyncio.gather(*self._lasting)
+
+    async def _inject(self, fault: Fault) -> None:
+        pid = await self._pid_of(fault.target) if fault.target not in self._stack.links else 0
+        self._say(f"{fault.kind} of {fault.target}")
+        self.injected.append(Injected(fault, time.monotonic(), time.time()))
+        match fault.kind:
+            case FaultKind.WORKER_KILL | FaultKind.SCHEDULER_KILL | FaultKind.GATEWAY_KILL:
+                os.kill(pid, signal.SIGKILL)
+            case FaultKind.DRAIN:
+                os.kill(pid, signal.SIGTERM)
+            case FaultKind.WORKER_STOP:
+                os.kill(pid, signal.SIGSTOP)
+                self._later(fault.duration_s, lambda: _continue(pid))
+            case FaultKind.STEP_THROW:
+                _order_throw(self._stack.fault_files[fault.target], pid)
+            case FaultKind.LINK_DELAY | FaultKind.LINK_RESET | FaultKind.LINK_PARTITION:
+                self._hurt_link(fault)
+
+    def _hurt_link(self, fault: Fault) -> None:
+        proxy = self._stack.links[fault.target]
+        match fault.kind:
+            case FaultKind.LINK_RESET:
+                proxy.reset()
+            case FaultKind.LINK_DELAY:
+                proxy.delay_s = fault.delay_s
+                self._later(fault.duration_s, lambda: setattr(proxy, "delay_s", 0.0))
+            case _:
+                if fault.is_half_open:
+                    proxy.half_open()
+                else:
+                    proxy.partition()
+                self._later(fault.duration_s, proxy.heal)
+
+    def _later(self, pause_s: float, act: Callable[[], None]) -> None:
+        async def wait() -> None:
+            await asyncio.sleep(pause_s)
+            act()
+
+        task = asyncio.create_task(wait())
+        self._lasting.add(task)
+        task.add_done_callback(self._lasting.discard)
+
+    async def _pid_of(self, name: str) -> int:
+        """The process of that name, once it is one that can be hurt: another fault may have hit it just now."""
+        while True:
+            pid = self._watch.pids[name]
+            if self._watch.is_ready(name) and state_of(pid) in _RUNS:
+                return pid
+            await asyncio.sleep(0.05)
+
+
+def _order_throw(file: Path, pid: int) -> None:
+    Path(f"{file}.{pid}").write_text("throw")
+
+
+def _continue(pid: int) -> None:
+    if state_of(pid) == "T":
+        os.kill(pid, signal.SIGCONT)

@@ -1,0 +1,146 @@
+"""The report of a run: what was injected, how long it was felt, and what must be 0."""
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from deploy.bench.chaos.faults import Fault, FaultKind
+from deploy.bench.chaos.inject import Injected
+from deploy.bench.chaos.load import Stream
+from deploy.bench.chaos.verdict import Losses, Spread, recovery_s, spread
+from deploy.bench.chaos.watch import MemorySample, Noticed
+
+_DETECTION_WINDOW_S = 12.0
+"""What is noticed later than this belongs to another fault."""
+
+
+class ChaosReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Printed as JSON by ``--json``; names are fixed."""
+
+    streams: int
+    """Accepted."""
+    streams_lost: int
+    tokens_lost: int
+    tokens_doubled: int
+    blocks_leaked: int
+    processes_left: int
+    sockets_left: int
+    faults: dict[str, int]
+    """Injected, by kind."""
+    recovery_s: dict[str, Spread]
+    """From the fault until every stream that was open had moved on."""
+    detection_s: dict[str, Spread]
+    """From the fault until some process noticed; kinds that nobody needs to notice are absent."""
+    refused: int
+    """Requests turned away before they were accepted, after the client's retries."""
+    tokens: int
+    seconds: float
+    seed: int
+    details: list[str]
+    """A line for each stream that was lost."""
+    memory: list[MemorySample]
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether nothing was lost or left, and every kind of fault was injected."""
+        losses = (self.streams_lost, self.tokens_lost, self.tokens_doubled, self.blocks_leaked)
+        left = (self.processes_left, self.sockets_left)
+        return not any((*losses, *left)) and bool(self.streams) and all(self.faults.get(kind) for kind in FaultKind)
+
+
+class Remains(msgspec.Struct, frozen=True, kw_only=True):
+    """What the stack left when it was idle and when it was gone."""
+
+    blocks: int
+    processes: int
+    sockets: int
+
+
+def make_report(
+    *,
+    streams: Sequence[Stream],
+    losses: Losses,
+    injected: Sequence[Injected],
+    noticed: Sequence[Noticed],
+    remains: Remains,
+    memory: Sequence[MemorySample],
+    seconds: float,
+    seed: int,
+) -> ChaosReport:
+    """Sums up."""
+    accepted = [stream for stream in streams if not stream.is_refused]
+    recoveries = _by_kind(injected, [recovery_s(accepted, one.at) for one in injected])
+    detections = _by_kind(injected, [detection_s(one.fault, one.wall, noticed) for one in injected])
+    return ChaosReport(
+        streams=len(accepted),
+        streams_lost=losses.streams_lost,
+        tokens_lost=losses.tokens_lost,
+        tokens_doubled=losses.tokens_doubled,
+        blocks_leaked=remains.blocks,
+        processes_left=remains.processes,
+        sockets_left=remains.sockets,
+        faults={kind: sum(one.fault.kind is kind for one in injected) for kind in FaultKind},
+        recovery_s=recoveries,
+        detection_s=detections,
+        refused=len(streams) - len(accepted),
+        tokens=sum(choice.num_tokens for one in accepted if one.completion for choice in one.completion.choices),
+        seconds=seconds,
+        seed=seed,
+        details=losses.details,
+        memory=list(memory),
+    )
+
+
+def _by_kind(injected: Sequence[Injected], values: Sequence[float | None]) -> dict[str, Spread]:
+    found = {}
+    for kind in FaultKind:
+        own = [
+            value for one, value in zip(injected, values, strict=True) if one.fault.kind is kind and value is not None
+        ]
+        summed = spread(own)
+        if summed is not None:
+            found[str(kind)] = summed
+    return found
+
+
+_NOTICED_BY: Mapping[FaultKind, frozenset[str]] = {
+    FaultKind.WORKER_KILL: frozenset({"restarting", "worker_lost"}),
+    FaultKind.WORKER_STOP: frozenset({"hung", "worker_lost"}),
+    FaultKind.STEP_THROW: frozenset({"step_failed"}),
+    FaultKind.SCHEDULER_KILL: frozenset({"restarting", "scheduler_lost"}),
+    FaultKind.GATEWAY_KILL: frozenset({"restarting", "gateway_lost"}),
+    FaultKind.LINK_RESET: frozenset({"scheduler_lost", "gateway_lost", "worker_lost", "worker_reconnected"}),
+    FaultKind.LINK_PARTITION: frozenset({"scheduler_lost", "gateway_lost", "worker_lost"}),
+    FaultKind.DRAIN: frozenset({"scheduler_draining", "gateway_draining", "worker_lost"}),
+}
+
+
+def detection_s(fault: Fault, wall: float, noticed: Sequence[Noticed]) -> float | None:
+    """Seconds until the first process noticed; None when nobody did, or nobody needs to."""
+    events = _NOTICED_BY.get(fault.kind, frozenset())
+    times = [one.at - wall for one in noticed if one.what in events and -0.01 <= one.at - wall <= _DETECTION_WINDOW_S]
+    return max(0.0, min(times)) if times else None
+
+
+def render_table(report: ChaosReport) -> str:
+    """For people, with a line feed at its end."""
+    lines = [
+        f"{'fault':<16}{'times':>6}{'noticed after s':>18}{'recovered after s':>20}",
+        " " * 22 + "p50 / max".rjust(18),
+    ]
+    lines[1] += "p50 / max".rjust(20)
+    for kind in FaultKind:
+        noticed, recovered = report.detection_s.get(kind), report.recovery_s.get(kind)
+        lines.append(f"{kind:<16}{report.faults.get(kind, 0):>6}{_pair(noticed):>18}{_pair(recovered):>20}")
+    lines += [
+        "",
+        f"{report.streams:,} streams accepted, {report.tokens:,} tokens, {report.refused} refused before that",
+        f"lost: {report.streams_lost} streams, {report.tokens_lost} tokens; doubled: {report.tokens_doubled} tokens",
+        f"left: {report.blocks_leaked} KV blocks, {report.processes_left} processes, {report.sockets_left} sockets",
+    ]
+    lines += [f"  {line}" for line in report.details]
+    return "\n".join(lines) + "\n"
+
+
+def _pair(found: Spread | None) -> str:
+    return "-" if found is None else f"{found.p50:.2f} / {found.max:.2f}"

@@ -1,0 +1,66 @@
+"""`chairlift chaos`: loads a stack of its own, breaks it by a seeded schedule, and proves that no stream is lost."""
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+from chairlift.runtime.process import ExitCode
+from deploy.bench.arguments import positive, positive_int
+from deploy.cli.bench_errors import bench_errors
+from deploy.cli.stack_flags import add_model_flags, settings_from
+
+_BENEATH = (
+    "model.max_model_len=1024",
+    "worker.deterministic=true",
+    "worker.num_threads=1",
+    "worker.kv_cache_bytes=100000000",
+    "scheduler.drain_timeout_s=3",
+    "gateway.drain_timeout_s=3",
+    "supervisor.max_restarts=1000000",
+    "supervisor.max_restart_backoff_s=1",
+    "supervisor.restart_window_s=5",
+    "telemetry.log_format=json",
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """How long, how seeded, and the settings of the stack."""
+    parser.add_argument("--seconds", type=positive, default=120.0, metavar="S", help="of load with faults (120)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of load and faults (0)")
+    parser.add_argument("--replicas", type=positive_int, default=2, metavar="N", help="schedulers with a worker (2)")
+    parser.add_argument("--gateways", type=positive_int, default=2, metavar="N", help="gateways on one port (2)")
+    parser.add_argument("--users", type=positive_int, default=8, metavar="N", help="streams at a time (8)")
+    parser.add_argument("--jobs", type=positive_int, default=24, metavar="N", help="different requests (24)")
+    parser.add_argument("--log", type=Path, metavar="FILE", help="keep what the processes write")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    add_model_flags(parser)
+    parser.epilog = (
+        "Exit code 0 only when no stream, token, KV block, process or socket was lost, doubled or left, and every\n"
+        "kind of fault was injected. Needs Linux."
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs and reports."""
+    with bench_errors(), tempfile.TemporaryDirectory(prefix="chairlift-chaos-") as folder:
+        from deploy.bench.chaos.report import render_table
+        from deploy.bench.chaos.run import ChaosOptions, run_chaos
+
+        options = ChaosOptions(
+            seconds=arguments.seconds,
+            seed=arguments.seed,
+            num_replicas=arguments.replicas,
+            num_gateways=arguments.gateways,
+            num_users=arguments.users,
+            num_jobs=arguments.jobs,
+            log=arguments.log or Path(folder) / "stack.log",
+        )
+        report = run_chaos(settings_from(arguments, beneath=_BENEATH), options)
+        if arguments.json:
+            sys.stdout.write(msgspec.json.encode(report).decode() + "\n")
+        else:
+            sys.stdout.write(render_table(report))
+    return ExitCode.OK if report.is_clean else ExitCode.FAILED
