@@ -9,7 +9,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-builtin-rules
-.PHONY: run setup test fuzz fuzz-ci check check-kernels stubs lock clean help
+.PHONY: run setup test fuzz fuzz-ci check check-kernels stubs lock compose-engine compose-test clean help
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -53,6 +53,12 @@ stubs: setup ## make the Python stubs again from proto/chairlift/v1/*.proto
 lock: setup ## pin the newest versions that pyproject.toml allows, for `make setup`
 	$(PIP) --dry-run --ignore-installed --report - --editable '.[$(EXTRAS)]' | $(BIN)/python .ci/lock.py > constraints.new
 	mv constraints.new constraints.txt
+
+compose-engine: ## a private Docker engine with base images from Debian's packages, where none runs and no registry is reached
+	deploy/compose/engine.sh start
+
+compose-test: setup ## run the containers for real: build, stream, kill a worker and a gateway, stream on, tear down
+	$(BIN)/python deploy/compose/proof.py
 
 clean: ## remove .venv/ and the tools' caches
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis .coverage build dist

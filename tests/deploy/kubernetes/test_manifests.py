@@ -58,14 +58,30 @@ def _containers() -> dict[str, Object]:
     return {one["name"]: one for pod in _pods().values() for one in pod["spec"]["containers"]}
 
 
-@pytest.mark.parametrize("path", _manifests(), ids=lambda path: str(path.relative_to(FOLDER)))
+def _patches() -> set[Path]:
+    """Files that hold parts of objects: kustomize puts them together."""
+    found = ((path, kustomization) for path in _kustomizations() for kustomization in _documents(path))
+    return {path.parent / patch["path"] for path, kustomization in found for patch in kustomization.get("patches", ())}
+
+
+@pytest.mark.parametrize("path", sorted(set(_manifests()) - _patches()), ids=lambda path: str(path.relative_to(FOLDER)))
 def test_a_manifest_fits_its_schema(path: Path) -> None:
     for document in _documents(path):
-        if document["apiVersion"] in _OF_OTHERS:
-            continue
-        is_patch = path == FOLDER / "overlays" / "gpu" / "replica.yaml"
-        if not is_patch:
+        if document["apiVersion"] not in _OF_OTHERS:
             kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
+
+
+@pytest.mark.parametrize("path", sorted(_patches()), ids=lambda path: str(path.relative_to(FOLDER)))
+def test_a_patch_changes_containers_that_exist(path: Path) -> None:
+    for patch in _documents(path):
+        whole = _find(patch["kind"], patch["metadata"]["name"])["spec"]["template"]["spec"]
+        pod = patch["spec"]["template"]["spec"]
+        assert {one["name"] for one in pod["containers"]} <= {one["name"] for one in whole["containers"]}
+        volumes = {one["name"] for one in (*whole["volumes"], *pod.get("volumes", ()))}
+        for container in pod["containers"]:
+            assert {one["name"] for one in container.get("volumeMounts", ())} <= volumes
+            environ = {one["name"]: one["value"] for one in container["env"] if "__" in one["name"]}
+            load_settings(environ=environ)
 
 
 @pytest.mark.parametrize("path", _kustomizations(), ids=lambda path: str(path.parent.relative_to(FOLDER)))
@@ -142,7 +158,7 @@ _KUSTOMIZE = shutil.which("kustomize") or shutil.which("kubectl")
 
 
 @pytest.mark.skipif(_KUSTOMIZE is None, reason="neither kustomize nor kubectl is installed")
-@pytest.mark.parametrize("overlay", ["cpu", "gpu", "autoscaling", "keda"])
+@pytest.mark.parametrize("overlay", ["cpu", "gpu", "autoscaling", "keda", "production"])
 def test_an_overlay_builds(overlay: str) -> None:
     assert _KUSTOMIZE is not None
     command = [

@@ -1,0 +1,229 @@
+"""The compose stack, run for real: builds, starts, streams, kills a worker and a gateway, streams on, tears down.
+
+Needs a Docker engine on this machine, and rights to signal what runs in it:
+
+    python deploy/compose/proof.py
+
+Streams come from outside the containers, through both published ports, by the client library.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from chairlift.client import Client, RetryPolicy
+
+FOLDER = Path(__file__).resolve().parent
+MAX_SLIM_BYTES = 250_000_000
+_SERVICES = ("gateway-a", "gateway-b", "scheduler", "worker")
+_PROMPTS = ("The best thing about trains is", "Once upon a time", "In the mountains, winter", "A scheduler decides")
+_MAX_TOKENS = 160
+_START_TIMEOUT_S = 300.0
+_STREAM_TIMEOUT_S = 240.0
+
+
+class ProofFailed(Exception):
+    """Something is not as it should be."""
+
+
+class Compose:
+    """The stack, by whichever compose is installed."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = dict(environ)
+        plugin = shutil.which("docker") and self._try("docker", "compose", "version")
+        self._command = ("docker", "compose") if plugin else ("docker-compose",)
+
+    def _try(self, *command: str) -> bool:
+        return subprocess.run(command, env=self._environ, capture_output=True, check=False).returncode == 0
+
+    def __call__(self, *arguments: str) -> None:
+        """Runs compose; what it says goes to the terminal. Raises ProofFailed."""
+        done = subprocess.run([*self._command, *arguments], cwd=FOLDER, env=self._environ, check=False)
+        if done.returncode:
+            raise ProofFailed(f"{' '.join((*self._command, *arguments))} exited with {done.returncode}")
+
+    def container(self, service: str) -> str:
+        """Id of a service's container."""
+        return self._output(*self._command, "ps", "--quiet", service)
+
+    def inspect(self, container: str, template: str) -> str:
+        """A field of a container or an image."""
+        return self._output("docker", "inspect", "--format", template, container)
+
+    def processes(self, container: str) -> list[tuple[int, str]]:
+        """(process id on this machine, command line) of what runs in a container."""
+        rows = self._output("docker", "top", container, "-eo", "pid,args").splitlines()[1:]
+        return [(int(pid), line) for pid, _, line in (row.strip().partition(" ") for row in rows)]
+
+    def _output(self, *command: str) -> str:
+        done = subprocess.run(command, cwd=FOLDER, env=self._environ, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise ProofFailed(f"{' '.join(command)}: {done.stderr.strip()}")
+        return done.stdout.strip()
+
+
+class Stream(msgspec.Struct):
+    """One request from outside, in a thread of its own."""
+
+    prompt: str
+    targets: tuple[str, ...]
+    text: str = ""
+    num_tokens: int = 0
+    error: str = ""
+    thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begins it."""
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            with Client(self.targets, retry=RetryPolicy(resume_for_s=120.0)) as client:
+                options = {"max_tokens": _MAX_TOKENS, "temperature": 0.0, "ignore_eos": True}
+                for delta in client.stream(self.prompt, timeout=_STREAM_TIMEOUT_S, **options):  # type: ignore[arg-type]
+                    self.text += delta.text
+                    self.num_tokens += delta.num_tokens
+        except Exception as error:  # noqa: BLE001  # told by the main thread
+            self.error = f"{type(error).__name__}: {error}"
+
+
+def _start_streams(targets: Sequence[str]) -> list[Stream]:
+    """Each prompt through each gateway first."""
+    orders = [tuple(targets), tuple(reversed(targets))]
+    streams = [Stream(prompt, order) for prompt in _PROMPTS for order in orders]
+    for stream in streams:
+        stream.start()
+    return streams
+
+
+def _wait(what: str, is_so: Callable[[], bool], timeout_s: float) -> float:
+    began = time.monotonic()
+    while not is_so():
+        if time.monotonic() - began > timeout_s:
+            raise ProofFailed(f"not within {timeout_s:g} s: {what}")
+        time.sleep(0.2)
+    return time.monotonic() - began
+
+
+def _progress(streams: Sequence[Stream], more: int) -> Callable[[], bool]:
+    """Whether every stream has so many more tokens than now, or has ended."""
+    goals = [min(stream.num_tokens + more, _MAX_TOKENS) for stream in streams]
+
+    def is_reached() -> bool:
+        _raise_first(streams)
+        return all(stream.num_tokens >= goal for stream, goal in zip(streams, goals, strict=True))
+
+    return is_reached
+
+
+def _raise_first(streams: Sequence[Stream]) -> None:
+    error = next((stream.error for stream in streams if stream.error), "")
+    if error:
+        raise ProofFailed(f"a stream broke: {error}")
+
+
+def _finish(streams: Sequence[Stream], expected: Mapping[str, str]) -> None:
+    for stream in streams:
+        assert stream.thread is not None
+        stream.thread.join(_STREAM_TIMEOUT_S)
+    _raise_first(streams)
+    for stream in streams:
+        if stream.num_tokens != _MAX_TOKENS or stream.text != expected.get(stream.prompt, stream.text):
+            raise ProofFailed(f"a stream has {stream.num_tokens} tokens, or other text than undisturbed")
+
+
+def _check_images(compose: Compose) -> None:
+    for service in _SERVICES:
+        image = compose.inspect(compose.container(service), "{{.Config.Image}}")
+        size = int(compose.inspect(image, "{{.Size}}"))
+        user = compose.inspect(image, "{{.Config.User}}")
+        print(f"image {image}: {size / 1e6:.0f} MB, user {user}")
+        if service != "worker" and size > MAX_SLIM_BYTES:
+            raise ProofFailed(f"{image} is larger than {MAX_SLIM_BYTES / 1e6:.0f} MB")
+
+
+def _kill(compose: Compose, service: str, module: str) -> str:
+    """SIGKILL, from this machine, to the process that runs `module`. Returns its container."""
+    container = compose.container(service)
+    pid = next(pid for pid, line in compose.processes(container) if f"-m {module}" in line)
+    os.kill(pid, signal.SIGKILL)
+    print(f"killed {service}: process {pid} of this machine")
+    return container
+
+
+def _prove(compose: Compose, targets: Sequence[str]) -> None:
+    took = _wait(
+        "every service is healthy",
+        lambda: all(
+            compose.inspect(compose.container(one), "{{.State.Health.Status}}") == "healthy" for one in _SERVICES
+        ),
+        _START_TIMEOUT_S,
+    )
+    print(f"healthy after {took:.0f} s")
+    _check_images(compose)
+    streams = _start_streams(targets)
+    _finish(streams, {})
+    expected = {stream.prompt: stream.text for stream in streams}
+    _finish(streams, expected)
+    print(f"undisturbed: {len(streams)} streams through {' and '.join(targets)}, both gateways say the same")
+
+    streams = _start_streams(targets)
+    _wait("streams have begun", _progress(streams, 8), 60)
+    worker = _kill(compose, "worker", "gpu_worker")
+    took = _wait("streams go on after the worker's death", _progress(streams, 8), 120)
+    if compose.inspect(worker, "{{.RestartCount}}") != "0":
+        raise ProofFailed("the worker's container was restarted")
+    print(f"streams went on {took:.1f} s after the worker died; its container was not restarted")
+    _kill(compose, "gateway-a", "gateway")
+    took = _wait("streams go on after a gateway's death", _progress(streams, 8), 120)
+    print(f"streams went on {took:.1f} s after the gateway died")
+    _finish(streams, expected)
+    print("every stream ended with the text of the undisturbed run: nothing twice, nothing missing")
+
+
+def _environment() -> dict[str, str]:
+    """This one's, with the private engine where no other is named and it runs."""
+    environ = dict(os.environ)
+    if "DOCKER_HOST" not in environ:
+        found = subprocess.run([str(FOLDER / "engine.sh"), "host"], capture_output=True, text=True, check=False)
+        if found.returncode == 0:
+            environ["DOCKER_HOST"] = found.stdout.strip()
+            environ.setdefault("CHAIRLIFT_BUILD_NETWORK", "host")
+    return environ
+
+
+def _port(name: str) -> str:
+    lines = (FOLDER / ".env").read_text().splitlines()
+    return os.environ.get(name) or next(line.partition("=")[2] for line in lines if line.startswith(f"{name}="))
+
+
+def main() -> int:
+    """0 when all of it held."""
+    compose = Compose(_environment())
+    targets = [f"127.0.0.1:{_port('GATEWAY_A_PORT')}", f"127.0.0.1:{_port('GATEWAY_B_PORT')}"]
+    try:
+        compose("build")
+        compose("up", "--detach")
+        _prove(compose, targets)
+    except ProofFailed as failure:
+        print(f"FAILED: {failure}", file=sys.stderr)
+        compose("logs", "--tail", "50")
+        return 1
+    finally:
+        compose("down", "--volumes", "--timeout", "60")
+    print("compose: all of it held")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,58 @@
+"""The units for bare machines: systemd takes them, and they leave a drain its time."""
+
+import configparser
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from chairlift.runtime.settings import Settings
+from chairlift.runtime.settings_loader import load_settings
+
+FOLDER = Path(__file__).resolve().parents[3] / "deploy" / "systemd"
+UNITS = ("chairlift-scheduler.service", "chairlift-worker.service", "chairlift-gateway@.service")
+
+
+def _unit(name: str) -> configparser.SectionProxy:
+    parser = configparser.ConfigParser(interpolation=None, strict=False)
+    parser.read(FOLDER / name)
+    return parser["Service"]
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_a_service_is_supervised_and_may_do_no_more_than_it_needs(name: str) -> None:
+    service = _unit(name)
+    process = re.sub(r"chairlift-(\w+).*", r"\1", name)
+    assert f"chairlift supervise {process} --config" in service["ExecStart"]
+    assert service["User"] == "chairlift"
+    assert (service["NoNewPrivileges"], service["ProtectSystem"], service["KillMode"]) == ("yes", "strict", "mixed")
+
+
+def test_stopping_waits_for_the_drain() -> None:
+    settings = Settings()
+    stop_s = settings.supervisor.stop_timeout_s
+    for name, drain_s in (
+        (UNITS[0], settings.scheduler.drain_timeout_s),
+        (UNITS[1], 0.0),
+        (UNITS[2], settings.gateway.drain_timeout_s),
+    ):
+        assert float(_unit(name)["TimeoutStopSec"]) > drain_s + stop_s
+
+
+def test_the_environment_file_holds_settings() -> None:
+    lines = (FOLDER / "chairlift.env").read_text().splitlines()
+    environ = dict(line.split("=", 1) for line in lines if line.startswith("CHAIRLIFT_"))
+    assert load_settings(environ=environ).ipc.run_dir == "/run/chairlift"
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+def test_systemd_takes_them(tmp_path: Path) -> None:
+    for path in FOLDER.glob("chairlift*"):
+        text = path.read_text().replace("/opt/chairlift/bin/chairlift", "/bin/echo")
+        (tmp_path / path.name.replace("@.", "@0.")).write_text(text)
+    names = sorted(str(path) for path in tmp_path.iterdir() if path.suffix in (".service", ".target"))
+    done = subprocess.run(["systemd-analyze", "verify", *names], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "chairlift" not in done.stderr
