@@ -116,7 +116,7 @@ def add_simulator_arguments(parser: argparse.ArgumentParser) -> None:
         "--device-cost",
         type=Path,
         metavar="FILE.json",
-        help='its model: {"step_us": …, "decode_row_us": …, "prefill_token_us": …}',
+        help='its model: {"step_us": …, "decode_row_us": …, "prefill_token_us": …, "swap_block_us": …}',
     )
 
 

@@ -1,7 +1,8 @@
 """How long a step takes on the modelled device. Pure.
 
-Linear in what the step computes: a part for each step (weights are read once), for each row that decodes, and for each
-prompt token. Real devices bend; the model is for comparing ways to schedule, not for predicting a machine.
+Linear in what the step computes: a part for each step (weights are read once), for each row that decodes, for each
+prompt token, and for each block that is swapped. Real devices bend; the model is for comparing ways to schedule, not
+for predicting a machine.
 """
 
 from typing import Annotated
@@ -21,10 +22,14 @@ class DeviceCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     step_us: Microseconds = 15_000.0
     decode_row_us: Microseconds = 1_300.0
     prefill_token_us: Microseconds = 650.0
+    swap_block_us: Microseconds = 100.0
+    """To copy one block to or from the host's pool."""
 
     def step_ns(self, plan: device.Plan) -> int:
         """Time of one step."""
         num_decodes = len(unpack_u32(plan.decode))
         num_prefill = sum(unpack_u32(plan.chunks)[1::2])
+        num_swapped = (len(unpack_u32(plan.swap_out)) + len(unpack_u32(plan.swap_in))) // 2
         cost_us = self.step_us + self.decode_row_us * num_decodes + self.prefill_token_us * num_prefill
+        cost_us += self.swap_block_us * num_swapped
         return round(cost_us * 1_000)

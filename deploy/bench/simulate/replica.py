@@ -18,6 +18,7 @@ from deploy.bench.simulate.virtual_time import VirtualClock, run_virtually
 
 _KV_BYTES_PER_TOKEN = 23_040
 """Of the built-in model in bfloat16: 30 layers, 3 heads of 64, K and V."""
+_DEFAULT_SWAP_BYTES = 1 << 30
 
 
 def simulate(settings: Settings, cost: DeviceCost, prepare: Callable[[TargetModel], Measurement]) -> RunResult:
@@ -48,13 +49,19 @@ def make_geometry(settings: Settings) -> device.Geometry:
         eos_token_ids=(2,),
         block_size=block_size,
         num_blocks=max(1, kv_bytes // (_KV_BYTES_PER_TOKEN * block_size)),
-        num_host_blocks=0,
+        num_host_blocks=_swap_bytes(settings) // (_KV_BYTES_PER_TOKEN * block_size),
         max_num_seqs=max(settings.scheduler.max_num_seqs or 0, 256),
         max_num_batched_tokens=max(settings.scheduler.max_num_batched_tokens or 0, 2048),
         kv_bytes_per_token=_KV_BYTES_PER_TOKEN,
         dtype="none",
         deterministic=True,
     )
+
+
+def _swap_bytes(settings: Settings) -> int:
+    if settings.worker.swap_bytes is not None:
+        return settings.worker.swap_bytes
+    return _DEFAULT_SWAP_BYTES if settings.scheduler.preemption == "swap" else 0
 
 
 @asynccontextmanager

@@ -5,6 +5,8 @@ import asyncio
 import msgspec
 import pytest
 
+from chairlift.ipc import device
+from chairlift.ipc.tokens import pack_u32
 from chairlift.runtime.settings_loader import load_settings
 from deploy.bench.experiment.conduct import conduct
 from deploy.bench.experiment.definition import load_experiment
@@ -102,6 +104,21 @@ def test_knobs_are_converted_as_the_scheduler_itself_does() -> None:
     for overrides in ([], changed, ["scheduler.batching=static", "scheduler.max_num_seqs=5"]):
         settings = load_settings(None, overrides, {}).scheduler
         assert to_scheduling_config(settings) == scheduling_config(settings)
+
+
+def test_swapping_takes_its_time_and_saves_the_computing() -> None:
+    """A cache too small for its batch: what is copied need not be computed again, and each block copied costs."""
+    tight = ("worker.kv_cache_bytes=20000000", "scheduler.max_num_seqs=8", "scheduler.enable_prefix_caching=false")
+    outputs = {}
+    for preemption in ("recompute", "swap"):
+        outputs[preemption] = run(*tight, f"scheduler.preemption={preemption}", number=8, output=80)
+    again, swapped = (outputs[one].summarize() for one in ("recompute", "swap"))
+    assert again.preemptions > 0
+    assert swapped.preemptions > 0
+    assert swapped.duration < again.duration
+    dear = msgspec.structs.replace(COST, swap_block_us=1_000_000)
+    plan = device.Plan(worker_epoch=1, step=1, swap_out=pack_u32((1, 2, 3, 4)))
+    assert dear.step_ns(plan) - COST.step_ns(plan) == 2 * (1_000_000 - 100) * 1_000
 
 
 def test_a_quiet_tenant_does_not_wait_behind_one_that_floods() -> None:
