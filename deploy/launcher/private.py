@@ -17,9 +17,9 @@ from deploy.launcher.supervisor import StackError, Supervisor
 async def private_stack(settings: Settings, progress: Progress) -> AsyncIterator[Stack]:
     """A stack that is ready, and gone when the block has ended. Only in the main thread.
 
-    Where `settings` name addresses, replicas or endpoints, loopback, free ports and a folder of its own are used
-    instead; it has as many gateways as they say. SIGTERM cancels the block, and so does a stack that cannot be kept
-    running. Raises StackError, PortError, RunFolderError, ModelNotFoundError.
+    Where `settings` name addresses, replicas, endpoints or credentials, loopback, free ports and a folder of its own
+    are used instead; it has as many gateways as they say. SIGTERM cancels the block, and so does a stack that cannot be
+    kept running. Raises StackError, PortError, RunFolderError, ModelNotFoundError.
     """
     block = asyncio.current_task()
     assert block is not None
@@ -51,7 +51,17 @@ def _on_free_ports(settings: Settings) -> Settings:
         settings,
         ipc=replace(settings.ipc, run_dir=None, gateway_endpoint=None, worker_endpoint=None),
         gateway=replace(
-            settings.gateway, listen=loopback, ops_listen=loopback, metrics_listen=loopback, replicas=(), index=0
+            settings.gateway,
+            listen=loopback,
+            ops_listen=loopback,
+            metrics_listen=loopback,
+            replicas=(),
+            index=0,
+            auth_file=None,
+            tls_cert_file=None,
+            tls_key_file=None,
+            tls_client_ca_file=None,
+            ops_tls_client_ca_file=None,
         ),
         scheduler=replace(settings.scheduler, metrics_listen=loopback),
         worker=replace(settings.worker, metrics_listen=loopback),

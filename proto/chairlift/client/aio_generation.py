@@ -14,14 +14,10 @@ from typing import Any, Self
 import grpc
 import grpc.aio
 
-from chairlift.client.connection import Connection
-from chairlift.client.errors import (
-    ChairliftError,
-    DeadlineExceededError,
-    RequestCancelledError,
-    UnavailableError,
-)
+from chairlift.client.connection import DRAINING, MAX_LEFT_CHANNELS, Connection
+from chairlift.client.errors import ChairliftError, RequestCancelledError, StreamCorruptError
 from chairlift.client.recovery import NextCall, Recovery, RetryPolicy
+from chairlift.client.requests import outlives_its_stream
 from chairlift.client.results import Accepted, CancelOutcome, Completion, Delta
 from chairlift.client.status import error_from_status
 from chairlift.client.stream_state import StreamState
@@ -33,29 +29,47 @@ class AsyncGateways:
     """Channels to every target; calls go to one until it fails."""
 
     def __init__(self, connection: Connection) -> None:
-        self.metadata = connection.metadata
-        credentials = connection.tls.credentials() if connection.tls is not None else None
-        self._channels = [
-            grpc.aio.insecure_channel(target, options=options)
-            if credentials is None
-            else grpc.aio.secure_channel(target, credentials, options=options)
-            for target, options in zip(connection.targets, connection.options, strict=True)
-        ]
+        self._connection = connection
+        self._credentials = connection.tls.credentials() if connection.tls is not None else None
+        self._channels = [self._open(position) for position in range(len(connection.targets))]
         self._stubs = [pb_grpc.InferenceServiceStub(channel) for channel in self._channels]
+        self._left: list[grpc.aio.Channel] = []
+        """Channels to gateways that drain: streams on them go on."""
         self._current = 0
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """For one call. Raises OSError when the token's file cannot be read."""
+        return self._connection.metadata
 
     def current(self) -> "pb_grpc.InferenceServiceAsyncStub":
         """Methods of the gateway in use."""
         return self._stubs[self._current]
 
-    def turn_from_current(self) -> None:
-        """The gateway in use failed: the next one's turn."""
-        self._current = (self._current + 1) % len(self._stubs)
+    async def turn_from_current(self, error: ChairliftError | None) -> None:
+        """The gateway in use failed: the next one's turn.
+
+        One that drains keeps its connections: behind the same address another may answer a new one.
+        """
+        current = self._current
+        if error is not None and error.reason == DRAINING:
+            self._left.append(self._channels[current])
+            self._channels[current] = self._open(current)
+            self._stubs[current] = pb_grpc.InferenceServiceStub(self._channels[current])
+            if len(self._left) > MAX_LEFT_CHANNELS:
+                await self._left.pop(0).close()
+        self._current = (current + 1) % len(self._stubs)
 
     async def close(self) -> None:
         """Closes all channels."""
-        for channel in self._channels:
+        for channel in [*self._channels, *self._left]:
             await channel.close()
+
+    def _open(self, position: int) -> grpc.aio.Channel:
+        target, options = self._connection.targets[position], self._connection.options[position]
+        if self._credentials is None:
+            return grpc.aio.insecure_channel(target, options=options)
+        return grpc.aio.secure_channel(target, self._credentials, options=options)
 
 
 class AsyncGeneration:
@@ -114,13 +128,18 @@ class AsyncGeneration:
     async def aclose(self) -> None:
         """Ends the stream on this side, and with it the request.
 
-        One with `detach_grace` is cancelled by a call of its own; where no server answers, it ends after that time.
+        One with a `detach_grace` is cancelled by a call of its own; where no server answers, it ends after that time.
         """
         was_over, self._is_over = self._is_over, True
-        if self._call is not None:
-            self._call.cancel()
-        if not was_over and self._call is not None and self._state.request.HasField("delivery"):
-            with contextlib.suppress(UnavailableError, DeadlineExceededError):
+        if not was_over:
+            await self._abandon()
+
+    async def _abandon(self) -> None:
+        if self._call is None:
+            return
+        self._call.cancel()
+        if outlives_its_stream(self._state.request):
+            with contextlib.suppress(ChairliftError):
                 await self.cancel()
 
     def __aiter__(self) -> Self:
@@ -133,7 +152,9 @@ class AsyncGeneration:
                 delta = None if event is None else self._state.on_event(event)
             except ChairliftError as error:
                 self._is_over = True
-                if self._call is not None:
+                if isinstance(error, StreamCorruptError):
+                    await self._abandon()
+                elif self._call is not None:
                     self._call.cancel()
                 error.request_id = self.request_id
                 error.partial = self.completion
@@ -193,7 +214,7 @@ class AsyncGeneration:
         if step is None:
             return False
         self._next_call = step.call
-        self._gateways.turn_from_current()
+        await self._gateways.turn_from_current(error)
         await asyncio.sleep(step.pause_s)
         return True
 

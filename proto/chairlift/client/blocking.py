@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
@@ -13,10 +14,10 @@ import grpc
 from chairlift.client import convert
 from chairlift.client.batch import BatchItem, Job, OnResult, Prepared, check_concurrency, patient, prepare_batch
 from chairlift.client.blocking_generation import Gateways, Generation, error_from
-from chairlift.client.connection import DEFAULT_TARGET, KEEPALIVE_S, Tls, make_connection
+from chairlift.client.connection import CANCEL_TIMEOUT_S, DEFAULT_TARGET, KEEPALIVE_S, Tls, make_connection
 from chairlift.client.errors import ChairliftError
 from chairlift.client.recovery import Recovery, RetryPolicy
-from chairlift.client.requests import GenerateOptions, Prompt, build_generate, build_tokenize
+from chairlift.client.requests import GenerateOptions, Prompt, build_generate, build_tokenize, let_outlive_its_stream
 from chairlift.client.results import CancelOutcome, Completion, Explanation, Model, Tokenization
 from chairlift.v1 import inference_pb2 as pb
 from chairlift.v1 import inference_pb2_grpc as pb_grpc
@@ -32,14 +33,15 @@ class Client:
         self,
         target: str | Sequence[str] = DEFAULT_TARGET,
         *,
-        token: str | None = None,
+        token: str | Path | None = None,
         tls: Tls | bool = False,
         timeout: float | None = None,
         retry: RetryPolicy | None = None,
         keepalive_s: float = KEEPALIVE_S,
         allow_plaintext_token: bool = False,
     ) -> None:
-        """`timeout` (seconds) is the deadline of calls that name none. Connects with the first call.
+        """`timeout` (seconds) is the deadline of calls that name none; a `token` that is a Path is read for each call.
+        Connects with the first call.
 
         Raises ValueError for an unusable target, OSError for a TLS file that cannot be read.
         """
@@ -129,9 +131,7 @@ class Client:
 
     def cancel(self, request_id: str) -> CancelOutcome:
         """Ends a request of this caller's."""
-        request = pb.CancelRequest(request_id=request_id)
-        reply = self._call(lambda stub, settings: stub.Cancel(request, **settings))
-        return convert.CANCEL_OUTCOMES.get(reply.outcome, CancelOutcome.UNKNOWN)
+        return self._cancel(request_id, None)
 
     def explain(self, request_id: str) -> Explanation:
         """Where the time of a request of this caller's went."""
@@ -151,12 +151,24 @@ class Client:
         self.close()
 
     def _generation(self, request: pb.GenerateRequest, timeout: float | None, retry: RetryPolicy) -> Generation:
-        return Generation(self._gateways, request, timeout, retry, self.cancel)
+        let_outlive_its_stream(request, retry.detach_grace_s if retry.can_resume else 0.0)
+        return Generation(self._gateways, request, timeout, retry, self._cancel_soon)
 
-    def _call(self, send: "Callable[[pb_grpc.InferenceServiceStub, dict[str, Any]], _T]") -> _T:
+    def _cancel_soon(self, request_id: str) -> CancelOutcome:
+        return self._cancel(request_id, CANCEL_TIMEOUT_S)
+
+    def _cancel(self, request_id: str, timeout_s: float | None) -> CancelOutcome:
+        request = pb.CancelRequest(request_id=request_id)
+        reply = self._call(lambda stub, settings: stub.Cancel(request, **settings), timeout_s)
+        return convert.CANCEL_OUTCOMES.get(reply.outcome, CancelOutcome.UNKNOWN)
+
+    def _call(
+        self, send: "Callable[[pb_grpc.InferenceServiceStub, dict[str, Any]], _T]", timeout_s: float | None = None
+    ) -> _T:
         """One unary call, repeated while that is safe and helps."""
-        timeout = _UNARY_TIMEOUT_S if self._timeout is None else self._timeout
-        recovery = Recovery(self._retry, time.monotonic() + timeout)
+        if timeout_s is None:
+            timeout_s = _UNARY_TIMEOUT_S if self._timeout is None else self._timeout
+        recovery = Recovery(self._retry, time.monotonic() + timeout_s)
         while True:
             settings = {"timeout": recovery.remaining_s(time.monotonic()), "metadata": self._gateways.metadata}
             try:
@@ -164,7 +176,7 @@ class Client:
             except grpc.RpcError as failure:
                 error = error_from(failure)
                 pause = recovery.pause_before_retry(error, time.monotonic(), random.random())  # noqa: S311 - jitter
-                self._gateways.turn_from_current()
+                self._gateways.turn_from_current(error)
                 time.sleep(pause)
 
 

@@ -14,6 +14,11 @@ from chairlift.runtime.addresses import is_loopback_host
 
 DEFAULT_TARGET = "127.0.0.1:50051"
 KEEPALIVE_S = 30.0
+CANCEL_TIMEOUT_S = 5.0
+"""Of the Cancel that goes out when a generation is left: nobody waits long for a server that is not there."""
+DRAINING = "DRAINING"
+MAX_LEFT_CHANNELS = 8
+"""Channels to gateways that drained, kept for the streams on them."""
 _MAX_RECEIVE_BYTES = 64 << 20
 
 ChannelOptions = tuple[tuple[str, int | str], ...]
@@ -35,6 +40,28 @@ class Tls(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+class Token:
+    """A bearer token, or the file that holds it now: what rotates is read for each call. Shows itself to nobody."""
+
+    def __init__(self, token: str | Path | None) -> None:
+        self._token = token
+
+    @property
+    def is_given(self) -> bool:
+        """Whether there is one."""
+        return self._token is not None
+
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """Sent with a call. Raises OSError when the file cannot be read."""
+        if self._token is None:
+            return ()
+        token = self._token.read_text().strip() if isinstance(self._token, Path) else self._token
+        return (("authorization", f"Bearer {token}"),)
+
+    def __repr__(self) -> str:
+        return "Token(…)" if self.is_given else "Token()"
+
+
 class Connection(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that both clients need to open channels."""
 
@@ -42,12 +69,21 @@ class Connection(msgspec.Struct, frozen=True, kw_only=True):
     tls: Tls | None
     options: tuple[ChannelOptions, ...]
     """Of each target."""
-    metadata: tuple[tuple[str, str], ...]
-    """Sent with every call."""
+    token: Token
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """Sent with a call. Raises OSError when the token's file cannot be read."""
+        return self.token.metadata()
 
 
 def make_connection(
-    target: str | Sequence[str], token: str | None, tls: Tls | bool, keepalive_s: float, *, allow_plaintext_token: bool
+    target: str | Sequence[str],
+    token: str | Path | None,
+    tls: Tls | bool,
+    keepalive_s: float,
+    *,
+    allow_plaintext_token: bool,
 ) -> Connection:
     """Raises ValueError for no target, or for a token that would cross a network in clear text."""
     targets = (target,) if isinstance(target, str) else tuple(target)
@@ -62,7 +98,7 @@ def make_connection(
         targets=targets,
         tls=chosen,
         options=tuple(_channel_options(one, chosen, keepalive_s) for one in targets),
-        metadata=(("authorization", f"Bearer {token}"),) if token is not None else (),
+        token=Token(token),
     )
 
 
@@ -83,6 +119,8 @@ def _channel_options(target: str, tls: Tls | None, keepalive_s: float) -> Channe
         ("grpc.initial_reconnect_backoff_ms", 200),
         ("grpc.min_reconnect_backoff_ms", 200),
         ("grpc.max_reconnect_backoff_ms", 5_000),
+        # A connection of one's own: the way from a gateway that drains to another behind the same address is a new one.
+        ("grpc.use_local_subchannel_pool", 1),
         # Repeats are decided in one place, `recovery`, which sees deadlines and other targets.
         ("grpc.enable_retries", 0),
     ]

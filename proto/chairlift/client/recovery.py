@@ -8,6 +8,7 @@ import enum
 
 import msgspec
 
+from chairlift.client.connection import DRAINING
 from chairlift.client.errors import (
     ChairliftError,
     InternalError,
@@ -35,6 +36,14 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
     gateway's restart. Attempts are not counted meanwhile, unless `max_attempts` is 1."""
     wait_for_room: bool = False
     """Whether refusals for want of room (RESOURCE_EXHAUSTED with a retry time) are waited out, however many."""
+    detach_grace_s: float = 30.0
+    """How long the server is asked to go on with a request whose stream broke, so that it can be taken up again, where
+    the request itself says nothing. A client that dies costs as much; 0: a request ends with its stream."""
+
+    @property
+    def can_resume(self) -> bool:
+        """Whether a broken stream is taken up at all."""
+        return self.max_attempts > 1 and self.resume_for_s > 0
 
 
 class NextCall(enum.Enum):
@@ -110,6 +119,9 @@ class Recovery:
         self._broken_by = error or StreamBrokenError("the stream ended before the request did")
         self._failures += 1
         pause = self._backoff_s(chance)
+        if error is not None and error.retry_delay_s is not None and error.reason != DRAINING:
+            # Who drains speaks for itself: another gateway need not be waited for.
+            pause = max(pause, error.retry_delay_s)
         if self._must_stay_broken(now + pause, self._broken_at):
             raise StreamBrokenError(self._broken_by.message) from self._broken_by
         return pause
@@ -148,6 +160,9 @@ def _is_break(error: ChairliftError) -> bool:
     match error:
         case UnavailableError():
             return True
+        case ResourceExhaustedError():
+            # A gateway that has no room for the stream now; the request goes on meanwhile.
+            return error.retry_delay_s is not None
         case InternalError() | RequestCancelledError():
             return not error.reason
         case _:

@@ -60,6 +60,7 @@ class GenerateOptions(TypedDict, total=False):
     token_ids: bool
     """Whether deltas and choices carry token ids."""
     detach_grace: float
+    """How long the server goes on when the stream breaks. Default: the client's `RetryPolicy.detach_grace_s`."""
     cache_salt: str
     add_generation_prompt: bool
     """Conversations only, as is the next one."""
@@ -97,6 +98,18 @@ def build_generate(prompt: Prompt, options: GenerateOptions) -> pb.GenerateReque
     _fill_groups(request, given)
     set_input(request, prompt, **{key: given[key] for key in _CHAT if key in given})
     return request
+
+
+def let_outlive_its_stream(request: pb.GenerateRequest, seconds: float) -> None:
+    """Sets `detach_grace`, so that a stream that breaks can be taken up again, where the request says nothing of it."""
+    if seconds > 0 and not request.delivery.HasField("detach_grace"):
+        request.delivery.detach_grace.CopyFrom(duration(seconds))
+
+
+def outlives_its_stream(request: pb.GenerateRequest) -> bool:
+    """Whether the end of its stream does not end it: then it takes a Cancel."""
+    grace = request.delivery.detach_grace
+    return bool(grace.seconds or grace.nanos)
 
 
 def build_tokenize(prompt: str | Sequence[Any], model: str, add_special_tokens: bool | None) -> pb.TokenizeRequest:

@@ -86,7 +86,8 @@ async def test_what_is_not_given_is_absent_from_the_request(server: Any) -> None
     async with AsyncClient(server.target) as client:
         await client.generate("x")
     request = server.requests[0]
-    assert {field.name for field, _ in request.ListFields()} == {"request_id", "text"}
+    assert {field.name for field, _ in request.ListFields()} == {"request_id", "text", "delivery"}
+    assert request.delivery.detach_grace.seconds == 30
 
 
 async def test_every_option_reaches_its_field(server: Any) -> None:
@@ -221,7 +222,8 @@ async def test_a_stream_that_contradicts_itself_raises(server: Any, kind: str) -
         with pytest.raises(StreamCorruptError, match=message) as caught:
             await client.generate("x", n=2)
     assert caught.value.partial is not None
-    assert len(server.requests) == 1, "never repeated: the server is at fault, not the connection"
+    # Never repeated: the server is at fault, not the connection. The request itself is cancelled.
+    assert [type(request) for request in server.requests] == [pb.GenerateRequest, pb.CancelRequest]
 
 
 async def test_ids_that_were_asked_for_and_did_not_come_are_noticed(server: Any) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -14,13 +15,16 @@ from chairlift.client import (
     AbortedError,
     AsyncClient,
     CancelOutcome,
+    Client,
     Completion,
     RequestCancelledError,
     ResourceExhaustedError,
     RetryPolicy,
     StreamBrokenError,
+    StreamCorruptError,
     UnavailableError,
 )
+from chairlift.client.connection import make_connection
 from chairlift.v1 import inference_pb2 as pb
 
 FAST = RetryPolicy(initial_backoff_s=0.001)
@@ -260,7 +264,8 @@ def endless(server: Any) -> Endless:
 
 
 async def test_leaving_a_stream_early_ends_it_on_the_server(server: Any, endless: Endless) -> None:
-    async with AsyncClient(server.target) as client:
+    """A request that ends with its stream needs no word of its own."""
+    async with AsyncClient(server.target, retry=RetryPolicy(detach_grace_s=0)) as client:
         async with client.stream("x") as generation:
             async for _ in generation:
                 break
@@ -268,11 +273,103 @@ async def test_leaving_a_stream_early_ends_it_on_the_server(server: Any, endless
     assert not endless.cancelled.is_set()
 
 
-async def test_leaving_a_detached_stream_cancels_it(server: Any, endless: Endless) -> None:
-    """With detach_grace the end of a stream does not end the request: the client says so itself."""
-    async with AsyncClient(server.target) as client, client.stream("x", detach_grace=60) as generation:
+async def test_leaving_a_stream_cancels_what_would_outlive_it(server: Any, endless: Endless) -> None:
+    """With detach_grace, which is the default, the end of a stream does not end the request: the client says so."""
+    async with AsyncClient(server.target) as client, client.stream("x") as generation:
         await anext(generation)
     assert endless.cancelled.is_set()
+
+
+def test_leaving_a_stream_cancels_it_without_an_event_loop_too(threaded_server: Any) -> None:
+    script = Endless(threaded_server)
+    threaded_server.on_generate, threaded_server.on_call = script.generate, script.cancel
+    with Client(threaded_server.target) as client, client.stream("x") as generation:
+        next(generation)
+    assert script.cancelled.is_set()
+
+
+async def test_a_stream_that_contradicts_itself_is_cancelled(server: Any, endless: Endless) -> None:
+    async def repeats(request: Any, _context: Any) -> AsyncIterator[Any]:
+        yield server.accepted(request)
+        yield server.delta(0, "a")
+        yield server.delta(0, "a")
+
+    server.on_generate = repeats
+    async with AsyncClient(server.target) as client:
+        with pytest.raises(StreamCorruptError):
+            await client.generate("x")
+    assert endless.cancelled.is_set()
+
+
+@pytest.mark.parametrize(
+    ("retry", "options", "expected_s"),
+    [
+        (RetryPolicy(), {}, 30),
+        (RetryPolicy(), {"detach_grace": 7.0}, 7),
+        (RetryPolicy(), {"detach_grace": 0.0}, 0),
+        (RetryPolicy(max_attempts=1), {}, None),
+        (RetryPolicy(detach_grace_s=0), {}, None),
+    ],
+)
+async def test_what_the_server_is_asked_to_keep(
+    server: Any, retry: RetryPolicy, options: Any, expected_s: int | None
+) -> None:
+    server.on_generate = server.words
+    async with AsyncClient(server.target, retry=retry) as client:
+        await client.generate("x", **options)
+    delivery = server.requests[0].delivery
+    assert (delivery.detach_grace.seconds if delivery.HasField("detach_grace") else None) == expected_s
+
+
+async def test_from_a_gateway_that_drains_a_new_connection_leads_elsewhere(server: Any) -> None:
+    """Gateways share a port: who stays on the connection to the one that drains is refused until that is gone."""
+    peers: list[str] = []
+
+    async def drains_at_first(request: Any, context: Any) -> AsyncIterator[Any]:
+        peers.append(context.peer())
+        if len(peers) == 1:
+            await server.fail(context, grpc.StatusCode.UNAVAILABLE, "DRAINING", retry_after(0.001))
+        async for event in server.words(request, context):
+            yield event
+
+    server.on_generate = drains_at_first
+    async with AsyncClient(server.target, retry=FAST) as client:
+        assert (await client.generate("one")).text == "one "
+        assert (await client.generate("two")).text == "two "
+    assert peers[0] != peers[1] == peers[2]
+
+
+async def test_a_gateway_without_room_does_not_end_a_broken_stream(server: Any) -> None:
+    async def breaks(request: Any, context: Any) -> AsyncIterator[Any]:
+        yield server.accepted(request)
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "connection reset")
+
+    async def is_full_at_first(request: Any, context: Any) -> AsyncIterator[Any]:
+        if len(server.requests) == 2:
+            await server.fail(context, grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_STREAMS", retry_after(0.001))
+        yield server.accepted(request, resumed=True)
+        yield server.delta(0, "a")
+        yield server.finished(1)
+
+    server.on_generate, server.on_resume = breaks, is_full_at_first
+    async with AsyncClient(server.target, retry=FAST) as client:
+        assert (await client.generate("x")).text == "a"
+
+
+async def test_a_token_in_a_file_is_the_one_that_is_there_now(server: Any, tmp_path: Path) -> None:
+    server.on_generate = server.words
+    path = tmp_path / "token"
+    async with AsyncClient(server.target, token=path) as client:
+        for token in ("first", "second"):
+            path.write_text(f"{token}\n")
+            await client.generate("x")
+    assert [seen["authorization"] for seen in server.metadata] == ["Bearer first", "Bearer second"]
+
+
+def test_a_connection_does_not_show_its_token() -> None:
+    connection = make_connection("127.0.0.1:1", "SECRET", False, 30.0, allow_plaintext_token=False)
+    assert "SECRET" not in f"{connection!r} {connection} {connection.token!r}"
+    assert connection.metadata == (("authorization", "Bearer SECRET"),)
 
 
 async def test_cancelling_the_task_ends_the_stream(server: Any, endless: Endless) -> None:

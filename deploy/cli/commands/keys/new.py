@@ -12,9 +12,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Where the secret half goes."""
     parser.add_argument("file", type=Path, metavar="FILE", help="gets the secret key, for ipc.curve_secret_key_file")
     parser.epilog = (
-        "The public key goes into the lists of the other processes: a gateway's into ipc.curve_gateway_keys_file of the\n"
-        "schedulers, a worker's into ipc.curve_worker_keys_file, a scheduler's into ipc.curve_scheduler_keys_file of\n"
-        "both."
+        "The public key goes into the lists of the other processes: that of a gateway into\n"
+        "ipc.curve_gateway_keys_file of the schedulers, that of a worker into ipc.curve_worker_keys_file, that of a\n"
+        "scheduler into ipc.curve_scheduler_keys_file of gateways and workers."
     )
 
 
