@@ -8,6 +8,7 @@ tests.gpu_worker.check_kernels NAME …`` runs those alone.
 import importlib.util
 import os
 import platform
+import resource
 import signal
 import subprocess
 import sys
@@ -114,7 +115,10 @@ def main(names: Sequence[str]) -> int:
         print(f"== {outcome.proof.name}: {held}, {outcome.seconds:.0f} s\n{outcome.output}", flush=True)
         if outcome.code:
             failed.append(outcome.proof.name)
-    print(f"{len(proofs)} proofs in {time.monotonic() - started:.0f} s: {', '.join(failed) or 'none'} failed")
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds, cpu_seconds = time.monotonic() - started, used.ru_utime + used.ru_stime
+    outcome_text = ", ".join(failed) or "none"
+    print(f"{len(proofs)} proofs in {seconds:.0f} s, {cpu_seconds:.0f} s of processors: {outcome_text} failed")
     return 1 if failed or not proofs else 0
 
 

@@ -21,7 +21,7 @@ EMULATION = Path(__file__).parent
 Sizes = tuple[int, int, int, int]
 """Head size, query heads a KV head, KV heads, tokens a page."""
 
-SHAPES: tuple[Sizes, ...] = ((64, 3, 2, 16), (128, 4, 1, 32), (256, 8, 1, 16), (128, 1, 2, 16))
+SHAPES: tuple[Sizes, ...] = ((64, 3, 2, 16), (128, 4, 1, 32), (256, 8, 1, 16))
 
 PLANTED = {
     "one position too many": ("GROUPS + place < end;", "GROUPS + place <= end;"),
@@ -47,7 +47,7 @@ def main() -> int:
         for index, (old, new) in enumerate(PLANTED.values()):
             assert old in source, f"the place of a planted bug is gone: {old}"
             _build(compiler, folder, f"planted-{index}", SHAPES[0], source.replace(old, new))
-        outcomes = _run(compiler, folder)
+        outcomes, told = _run(compiler, folder)
     wrong = 0
     for index, sizes in enumerate(SHAPES):
         is_right = outcomes[f"right-{index}"] == 0
@@ -57,6 +57,9 @@ def main() -> int:
         is_caught = outcomes[f"planted-{index}"] != 0
         wrong += not is_caught
         print(f"{'caught' if is_caught else 'SURVIVED':9s} {bug}")
+    # The reports of planted bugs are of interest only where something is wrong.
+    if wrong:
+        print(told)
     return 1 if wrong else 0
 
 
@@ -71,18 +74,18 @@ def _build(compiler: str, folder: Path, name: str, sizes: Sizes, source: str) ->
     subprocess.run([*command, str(EMULATION / "stand_in_driver.cc")], check=True)
 
 
-def _run(compiler: str, folder: Path) -> dict[str, int]:
-    """Exit code of each library's run, by its name."""
+def _run(compiler: str, folder: Path) -> tuple[dict[str, int], str]:
+    """Exit code of each library's run, by its name, and all that they printed."""
     asked = [compiler, "-print-file-name=libasan.so"]
     sanitizer = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
     # Fibers have stacks of their own; Python frees nothing at its end.
     options = "detect_leaks=0:detect_stack_use_after_return=0"
     environment = dict(os.environ, LD_PRELOAD=sanitizer, ASAN_OPTIONS=options)
     command = [sys.executable, "-m", "tests.gpu_worker.kernels_cuda.emulation.run", str(folder)]
-    told = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
-    print(told)
+    pipe, both = subprocess.PIPE, subprocess.STDOUT
+    told = subprocess.run(command, cwd=ROOT, env=environment, stdout=pipe, stderr=both, text=True, check=True).stdout
     ends = [line.split() for line in told.splitlines() if line.startswith("end ")]
-    return {name: int(code) for _, name, code in ends}
+    return {name: int(code) for _, name, code in ends}, told
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ def runner_cases() -> Iterator[tuple[str, Callable[[], float]]]:
     """Name and check of each case; a check returns a figure or raises."""
     yield "30 plans one after another", partial(_check_plans, 11, 30, 0, "stand-in")
     yield "30 plans, one ahead", partial(_check_plans, 3, 30, 1, "stand-in")
-    yield "20 plans as the service has them carried out", partial(_check_execution, 5, 20)
+    yield "12 plans as the service has them carried out", partial(_check_execution, 5, 12)
     yield "8 plans with the kernels", partial(_check_kernels, 4, 8)
     yield "a row without logits fails its step and those behind it", _check_nan
 
@@ -78,7 +78,7 @@ def _check_plans(seed: int, count: int, ahead: int, decoder: str) -> float:
             num_tokens += _compare(cuda.finish(pending.popleft()), wanted.popleft())
     while pending:
         num_tokens += _compare(cuda.finish(pending.popleft()), wanted.popleft())
-    assert replayer.num_replays > 4, f"only {replayer.num_replays} steps took a graph"
+    assert replayer.num_replays > count // 7, f"only {replayer.num_replays} steps took a graph"
     assert num_tokens > count
     assert num_swapped > 2, f"only {num_swapped} blocks were swapped in"
     return float(replayer.num_replays)
