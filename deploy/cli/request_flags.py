@@ -42,8 +42,13 @@ def add_connection_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--target", metavar="HOST:PORT", help=f"server to ask (default: ${TARGET_ENV}, or this machine's)"
     )
+    add_credential_flags(group, TOKEN_ENV)
+
+
+def add_credential_flags(group: argparse._ArgumentGroup, token_env: str) -> None:
+    """A token and TLS."""
     group.add_argument(
-        "--token-file", type=Path, metavar="FILE", help=f"holds the bearer token (default: ${TOKEN_ENV})"
+        "--token-file", type=Path, metavar="FILE", help=f"holds the bearer token (default: ${token_env})"
     )
     group.add_argument("--tls", action="store_true", help="use TLS with the system's roots")
     group.add_argument("--tls-ca", type=Path, metavar="FILE", help="use TLS with these roots")
@@ -57,11 +62,11 @@ def chosen_target(arguments: argparse.Namespace) -> str | None:
     return target
 
 
-def connection_options(arguments: argparse.Namespace, target: str) -> ConnectionOptions:
+def connection_options(arguments: argparse.Namespace, target: str, token_env: str = TOKEN_ENV) -> ConnectionOptions:
     """What the clients need to reach `target`. Raises CommandError for a file that cannot be read."""
     from chairlift.client import Tls
 
-    token = os.environ.get(TOKEN_ENV) or None
+    token = os.environ.get(token_env) or None
     try:
         if arguments.token_file is not None:
             token = arguments.token_file.read_text().strip()

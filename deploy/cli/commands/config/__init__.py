@@ -1,4 +1,4 @@
-"""`chairlift config`: shows settings."""
+"""`chairlift config`: shows settings, and the scheduling knobs of a running server, which it changes."""
 
 import argparse
 import sys
