@@ -1,6 +1,6 @@
-"""From the settings file's units to the core's: seconds and milliseconds become nanoseconds, shares parts a million.
+"""From the settings to the core's knobs (the units are `core.units`'), and back for operators.
 
-Also the way back, for operators, and their changes, which are held to the settings' own bounds.
+Also their changes, which are held to the settings' own bounds.
 """
 
 from collections.abc import Iterable
@@ -11,11 +11,10 @@ from chairlift.ipc import device
 from chairlift.ipc.operator import KnobValue, SchedulingKnobs
 from chairlift.runtime.settings import SchedulerSettings
 from scheduler_svc.core.config import PARTS_PER_MILLION, SchedulingConfig
+from scheduler_svc.core.units import to_config, to_knob
 
 _NS_PER_MS = 1_000_000
 _NS_PER_S = 1_000_000_000
-_CONVERSIONS = {"_s": ("_ns", _NS_PER_S), "_ms": ("_ns", _NS_PER_MS)}
-_SHARES = {"watermark": "watermark_ppm"}
 
 KNOB_NAMES = SchedulingKnobs.__struct_fields__
 CHANGEABLE = frozenset(KNOB_NAMES) - {"block_size"}
@@ -24,12 +23,7 @@ _SIZED_BY_DEVICE = ("max_num_seqs", "max_num_batched_tokens")
 
 def scheduling_config(settings: SchedulerSettings) -> SchedulingConfig:
     """The knobs of `settings`, by name; what only the shell needs is left out."""
-    knobs: dict[str, object] = {}
-    for name in settings.__struct_fields__:
-        knob, value = _convert(name, getattr(settings, name))
-        if knob in SchedulingConfig.__struct_fields__:
-            knobs[knob] = value
-    return SchedulingConfig(**knobs)  # type: ignore[arg-type]  # names and types are held together by a test
+    return to_config(msgspec.structs.asdict(settings))
 
 
 class KnobFaultError(ValueError):
@@ -51,7 +45,7 @@ def changed_config(
         if name == "block_size":
             _check_block_size(value, geometry)
         else:
-            knob, converted = _convert(name, _checked(name, value, geometry))
+            knob, converted = to_knob(name, _checked(name, value, geometry))
             knobs[knob] = converted
     return msgspec.structs.replace(config, **knobs)
 
@@ -115,12 +109,3 @@ def changed_names(before: SchedulingKnobs, after: SchedulingKnobs) -> tuple[str,
 
 def _bounded(wanted: int | None, bound: int | None) -> int:
     return min((one for one in (wanted, bound) if one is not None), default=0)
-
-
-def _convert(name: str, value: object) -> tuple[str, object]:
-    if name in _SHARES and isinstance(value, float):
-        return _SHARES[name], round(value * PARTS_PER_MILLION)
-    for suffix, (new_suffix, factor) in _CONVERSIONS.items():
-        if name.endswith(suffix) and isinstance(value, int | float):
-            return name.removesuffix(suffix) + new_suffix, round(value * factor)
-    return name, value

@@ -9,11 +9,10 @@ import msgspec
 from chairlift.ipc import front
 from chairlift.ipc.common import FinishReason, Reason
 from scheduler_svc.core import attachments, ends, prediction, prefix_use, validation
+from scheduler_svc.core.ends import RETRY_NS
 from scheduler_svc.core.request import Request, RequestKey
 from scheduler_svc.core.state import SchedulerState
 from scheduler_svc.core.timers import TimerKind
-
-_RETRY_NS = 1_000_000_000
 
 
 class Rejection(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,7 +41,7 @@ def submit(state: SchedulerState, gateway: int, message: front.Submit, now: int)
         rejection: Rejection | None = _invalid(validation.Fault("", "the handle is in use"))
     else:
         known = attachments.find_kept(state, key, now)
-        if known is not None and known.digest == message.digest and not _handle_fault(message.handle):
+        if known is not None and known.digest == message.digest and validation.is_base_handle(message.handle):
             attachments.attach_to(state, known, gateway, message.handle, now)
             return
         rejection = _id_in_use() if known is not None else _refuse(state, message, now)
@@ -56,10 +55,6 @@ def submit(state: SchedulerState, gateway: int, message: front.Submit, now: int)
     if state.guard_watch is not None:
         state.guard_watch.note_answer(is_bad=True)
     state.emit(gateway, _refused(message.handle, rejection))
-
-
-def _handle_fault(handle: int) -> bool:
-    return not 0 <= handle < 1 << 64 or handle % front.MAX_CHOICES != 0
 
 
 def _refused(handle: int, rejection: Rejection) -> front.Refused:
@@ -88,9 +83,9 @@ def _id_in_use() -> Rejection:
 def _refuse(state: SchedulerState, message: front.Submit, now: int) -> Rejection | None:
     worker = state.worker
     if worker is None or worker.is_abandoned:
-        return Rejection(reason=Reason.NO_WORKER, message="no worker is up", retry_after_ns=_RETRY_NS)
+        return Rejection(reason=Reason.NO_WORKER, message="no worker is up", retry_after_ns=RETRY_NS)
     if state.is_draining:
-        return Rejection(reason=Reason.DRAINING, message="this replica is about to end", retry_after_ns=_RETRY_NS)
+        return Rejection(reason=Reason.DRAINING, message="this replica is about to end", retry_after_ns=RETRY_NS)
     fault = validation.find_fault(message, worker.geometry.vocab_size)
     if fault is not None:
         return _invalid(fault)
@@ -135,14 +130,14 @@ def _refuse_for_room(state: SchedulerState, message: front.Submit) -> Rejection 
             reason=Reason.QUEUE_FULL,
             message=f"{state.num_queued_requests} requests wait already",
             limits=(("max_num_queued_reqs", str(config.max_num_queued_reqs)),),
-            retry_after_ns=_RETRY_NS,
+            retry_after_ns=RETRY_NS,
         )
     if state.queue.num_tokens + len(message.prompt) // 4 > config.max_num_queued_tokens:
         return Rejection(
             reason=Reason.QUEUE_FULL,
             message=f"{state.queue.num_tokens} prompt tokens wait already",
             limits=(("max_num_queued_tokens", str(config.max_num_queued_tokens)),),
-            retry_after_ns=_RETRY_NS,
+            retry_after_ns=RETRY_NS,
         )
     return None
 
@@ -156,7 +151,7 @@ def _refuse_for_quota(state: SchedulerState, name: str, now: int) -> Rejection |
             reason=Reason.TENANT_QUOTA_EXCEEDED,
             message=f"{tenant.num_queued_requests} requests of yours wait already",
             limits=(("tenant_max_num_queued_reqs", str(limit)),),
-            retry_after_ns=_RETRY_NS,
+            retry_after_ns=RETRY_NS,
         )
     wait_ns = tenant.bucket_wait_ns(now, state.confirmed.step)
     if wait_ns > 0:
@@ -205,7 +200,7 @@ def _refuse_for_time(state: SchedulerState, request: Request, message: front.Sub
         message=f"the first token is expected in {predicted // 1_000_000} ms, later than wanted ({limit_ms} ms)",
         field="scheduling.ttft_slo" if objective == min(bounds) else "",
         limits=(("ttft_slo_ms", str(limit_ms)), ("predicted_ttft_ms", str(predicted // 1_000_000))),
-        retry_after_ns=min(max(predicted - min(bounds), _RETRY_NS // 10), 60 * _RETRY_NS),
+        retry_after_ns=min(max(predicted - min(bounds), RETRY_NS // 10), 60 * RETRY_NS),
     )
 
 

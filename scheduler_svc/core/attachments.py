@@ -9,7 +9,7 @@ import msgspec
 from chairlift.ipc import front
 from chairlift.ipc.common import FinishReason, Reason
 from chairlift.ipc.tokens import pack_u32
-from scheduler_svc.core import emission, ends
+from scheduler_svc.core import emission, ends, validation
 from scheduler_svc.core.ends import Cause
 from scheduler_svc.core.request import Request, RequestKey
 from scheduler_svc.core.sequence import Sequence
@@ -53,7 +53,7 @@ def attach(state: SchedulerState, gateway: int, message: front.Attach, now: int)
     is_named = message.epoch == state.epoch and message.number is not None
     if request is None or (is_named and message.number != request.number):
         state.emit(gateway, front.Refused(handle, Reason.UNKNOWN_REQUEST, "no such request lives here", "request_id"))
-    elif not 0 <= handle < 1 << 64 or handle % front.MAX_CHOICES or handle in state.gateway(gateway).attachments:
+    elif not validation.is_base_handle(handle) or handle in state.gateway(gateway).attachments:
         state.emit(gateway, front.Refused(handle, Reason.INVALID_REQUEST, "the handle is no free base handle"))
     else:
         attach_to(state, request, gateway, handle, now)

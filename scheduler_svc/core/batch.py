@@ -93,7 +93,7 @@ class Batch:
         self.joining.pop(sequence, None)
         if sequence.base is not None:
             sequence.scheduled = sequence.base + self.planned
-            sequence.last_step = self.planned
+            sequence.last_step = sequence.token_step = self.planned
             sequence.base = None
             self.num_column_tokens -= sequence.scheduled
             self._leaving.append(sequence)
@@ -130,7 +130,9 @@ class Batch:
         due = self.endings.get(step)
         if due is None:
             return []
-        return [sequence for sequence in dict.fromkeys(due) if sequence.ending_step == step and sequence.row is not None]
+        return [
+            sequence for sequence in dict.fromkeys(due) if sequence.ending_step == step and sequence.row is not None
+        ]
 
     def settle_column(self) -> tuple[bytes, Transition | None]:
         """The packed rows of the next plan's decode column, and its difference to the last one."""

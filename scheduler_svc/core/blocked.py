@@ -1,7 +1,7 @@
-"""The candidate at the head of the queue that there is no room for: what is remembered of it from plan to plan.
+"""Candidates that there is no room for: what is remembered of them from plan to plan.
 
-Bounds how long smaller requests pass it, and keeps a plan from looking at the same candidates, or for the same victims,
-again while nothing has become better for them.
+Bounds how long smaller requests pass one, and keeps a plan from looking at the same candidates, or for the same
+victims, again while nothing has become better for them.
 """
 
 from typing import TYPE_CHECKING
@@ -21,17 +21,18 @@ class Blocked:
 
     def __init__(self) -> None:
         self._head: Sequence | None = None
-        self._since_ns = 0
         self._num_obtainable = 0
         self._num_enqueued: int | None = None
 
-    def may_be_passed(self, state: "SchedulerState", head: Sequence, now: int) -> bool:
-        """Whether others may board before this head, which has no room; its time runs from the first such plan."""
-        if head is not self._head:
-            self._head = head
-            self._since_ns = now
+    def may_be_passed(self, state: "SchedulerState", candidate: Sequence, now: int, *, is_head: bool) -> bool:
+        """Whether others may board before this one, which has no room. Its time runs from the first such plan until
+        it boards, whoever stands before it meanwhile. `is_head`: nobody without room stands before it."""
+        if is_head and candidate is not self._head:
+            self._head = candidate
             self._num_enqueued = None
-        return now - self._since_ns < state.config.max_head_bypass_ns
+        if candidate.blocked_ns is None:
+            candidate.blocked_ns = now
+        return now - candidate.blocked_ns < state.config.max_head_bypass_ns
 
     def remember(self, state: "SchedulerState") -> None:
         """Nobody that was looked at has room now."""

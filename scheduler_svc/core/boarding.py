@@ -92,7 +92,7 @@ def _board_from(
             return WaitReason.TOKEN_BUDGET
         elif boarded is Refusal.NO_BLOCKS:
             num_passed_over += 1
-            if num_passed_over == 1 and not blocked.may_be_passed(state, sequence, now):
+            if not blocked.may_be_passed(state, sequence, now, is_head=num_passed_over == 1):
                 return WaitReason.KV_BLOCKS
             if num_passed_over == MAX_PASSED_OVER:
                 break

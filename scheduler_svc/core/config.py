@@ -8,15 +8,14 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from chairlift.ipc.tenant_rule import TenantRule
+
 Count = Annotated[int, Meta(ge=1)]
 CountOrZero = Annotated[int, Meta(ge=0)]
 
 Batching = Literal["continuous", "static"]
 PolicyName = Literal["fcfs", "priority", "fair", "slo"]
 PreemptionMode = Literal["auto", "recompute", "swap"]
-
-_TENANT_VALUE = "(weight|max_num_seqs|max_num_queued_reqs|token_rate)=[1-9][0-9]{0,11}"
-TenantRule = Annotated[str, Meta(pattern=f"^[^:]+: *{_TENANT_VALUE}( *, *{_TENANT_VALUE})*$")]
 
 PARTS_PER_MILLION = 1_000_000
 

@@ -16,6 +16,9 @@ from scheduler_svc.core.sequence import Sequence, SequenceEnd, SequenceState
 from scheduler_svc.core.state import SchedulerState
 from scheduler_svc.core.timers import TimerKind
 
+RETRY_NS = 1_000_000_000
+"""When to come again, where nothing better is known."""
+
 
 class Cause(msgspec.Struct, frozen=True):
     """Why something ends now."""

@@ -10,7 +10,6 @@ from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.core.state import SchedulerState
 from scheduler_svc.core.steps import Step
 
-
 _INDEXED_TOKENS = 64
 """Blocks that decoding fills become findable in portions of about so many tokens, or when their sequence leaves."""
 

@@ -19,9 +19,9 @@ from scheduler_svc.core.steps import Step
 _END_REASONS = {device.EndKind.EOS: FinishReason.EOS, device.EndKind.STOP_TOKEN: FinishReason.STOP_TOKEN}
 
 
-_INDEX_STEPS = 8
-"""Results over which the indexing of blocks is spread when many fall due on one step."""
-_MIN_INDEXED = 16
+_INDEX_STEPS = 32
+"""Results over which the indexing of blocks is spread when many sequences are due on one step."""
+_MIN_INDEXED = 4
 
 
 class _BadResult(ValueError):
@@ -151,12 +151,15 @@ def _confirm(
 
 
 def _index_full_blocks(state: SchedulerState) -> None:
-    """Makes blocks findable that decoding has filled; when very many fall full at once, over the next few results."""
+    """Makes blocks findable that decoding has filled; when very many fall full at once, over the next results."""
     confirmed, waiting = state.confirmed, state.full_blocks
-    for _ in range(min(len(waiting), max(_MIN_INDEXED, len(confirmed.members) // _INDEX_STEPS))):
+    left = max(_MIN_INDEXED, -(-len(confirmed.members) // _INDEX_STEPS))
+    while waiting and left:
         sequence = waiting.popleft()
-        # Whoever is in the column has computed all that it knows but the newest; others are seen to elsewhere.
+        # Whoever is in the column has computed all that it knows but the newest; others are seen to elsewhere, and
+        # do not count: those that stay must be settled before their columns are dropped.
         if sequence.confirmed_at is not None and sequence.row is not None:
+            left -= 1
             confirmed.settle(sequence)
             sequence.computed = sequence.request.prompt_len + len(sequence.outputs) - 1
             prefix_use.index_confirmed(state, sequence)
@@ -185,6 +188,7 @@ def _confirm_chunks(state: SchedulerState, step: Step, column: "array[int]", emi
             if state.guard_watch is not None:
                 state.guard_watch.note_first_token(now - sequence.request.arrival_ns)
         sequence.outputs.append(token)
+        sequence.token_step = step.number
         state.counters.output_tokens += 1
 
 

@@ -27,6 +27,7 @@ def take_seat(
     sequence.blocks = blocks
     sequence.computed = sequence.scheduled = computed
     sequence.boarded_step = step
+    sequence.blocked_ns = None
     if state.watch is not None:
         state.watch.note_boarded(sequence)
     tenant.num_seated += 1

@@ -74,6 +74,7 @@ class Sequence:
 
     __slots__ = (
         "base",
+        "blocked_ns",
         "blocks",
         "boarded_step",
         "border_step",
@@ -105,6 +106,7 @@ class Sequence:
         "swapped_step",
         "swapped_tokens",
         "tail_hashes",
+        "token_step",
     )
 
     def __init__(self, request: "Request", choice: int, outputs: "array[int]") -> None:
@@ -138,8 +140,12 @@ class Sequence:
         self.boarded_step = 0
         self.last_step = 0
         """The last planned step that held it; exact once it has left the column."""
+        self.token_step = 0
+        """The last planned step that gave it a token; exact once it has left the column."""
         self.gave_way_step = 0
         """The step in whose plan it gave way; it does not board in that same plan."""
+        self.blocked_ns: int | None = None
+        """While it waits: when a plan first had no room for it."""
         self.base: int | None = None
         """While decoding: `scheduled` less the last step planned."""
         self.planned_at: int | None = None

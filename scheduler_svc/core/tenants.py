@@ -30,7 +30,7 @@ class TenantKnobs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_rule(rule: str, defaults: TenantKnobs) -> tuple[str, TenantKnobs]:
-    """A tenant's name and knobs from a rule such as ``gold: weight=4, max_num_seqs=32``; see `config.TenantRule`."""
+    """A tenant's name and knobs from a rule such as ``gold: weight=4, max_num_seqs=32``; see `TenantRule`."""
     name, _, values = rule.partition(":")
     pairs = (value.strip().split("=") for value in values.split(","))
     return name, msgspec.structs.replace(defaults, **{key: int(number) for key, number in pairs})

@@ -3,18 +3,16 @@
 from chairlift.ipc import front
 from chairlift.ipc.common import FinishReason, Reason
 from scheduler_svc.core import attachments, ends, reconfigure, recovery
-from scheduler_svc.core.ends import Cause
+from scheduler_svc.core.ends import RETRY_NS, Cause
 from scheduler_svc.core.sequence import SequenceState
 from scheduler_svc.core.state import SchedulerState
 from scheduler_svc.core.timers import Timer, TimerKind
-
-_RETRY_NS = 1_000_000_000
 
 DEADLINE = Cause(FinishReason.DEADLINE, failure=Reason.DEADLINE, message="the request's deadline has passed")
 QUEUE_TIMEOUT = Cause(
     FinishReason.DEADLINE, failure=Reason.QUEUE_TIMEOUT, message="the request waited longer than its queue_timeout"
 )
-DRAINED = Cause(FinishReason.ERROR, failure=Reason.DRAINING, message="this replica has ended", retry_after_ns=_RETRY_NS)
+DRAINED = Cause(FinishReason.ERROR, failure=Reason.DRAINING, message="this replica has ended", retry_after_ns=RETRY_NS)
 
 
 def expire(state: SchedulerState, now: int) -> None:

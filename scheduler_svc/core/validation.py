@@ -41,7 +41,7 @@ def find_fault(submit: front.Submit, vocab_size: int) -> Fault | None:
 
 
 def _identity_fault(submit: front.Submit) -> Fault | None:
-    if not 0 <= submit.handle < _U64 or submit.handle % front.MAX_CHOICES:
+    if not is_base_handle(submit.handle):
         return Fault("", "the handle is no base handle")
     if not 1 <= len(submit.request_id) <= _MAX_ID_CHARS or not _is_printable_ascii(submit.request_id):
         return Fault("request_id", f"must be 1 to {_MAX_ID_CHARS} printable ASCII characters")
@@ -52,6 +52,11 @@ def _identity_fault(submit: front.Submit) -> Fault | None:
     if not -_MAX_PRIORITY <= submit.priority < _MAX_PRIORITY:
         return Fault("scheduling.priority", "does not fit into 32 bits")
     return None
+
+
+def is_base_handle(handle: int) -> bool:
+    """Whether it can be a request's: those of its choices follow it."""
+    return 0 <= handle < _U64 and handle % front.MAX_CHOICES == 0
 
 
 def _is_printable_ascii(text: str) -> bool:

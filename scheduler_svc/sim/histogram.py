@@ -22,6 +22,14 @@ class Histogram:
         self.total += value * count
         self.largest = max(self.largest, value)
 
+    def cumulative(self) -> list[tuple[float, float]]:
+        """Points of the distribution: milliseconds, and the percentage of values that are no larger."""
+        points, seen = [], 0
+        for bucket in sorted(self._buckets):
+            seen += self._buckets[bucket]
+            points.append((math.exp((bucket + 1) * _GROWTH) / 1e6 if bucket >= 0 else 0.0, 100 * seen / self.count))
+        return points
+
     @property
     def mean(self) -> float:
         """0 when empty."""

@@ -63,6 +63,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Requests a second that met the objective."""
     goodput_share: float
     preemptions: int
+    swapped_blocks: int
+    """Copies of a block to or from the host."""
     cached_share: float
     """Of prompt tokens."""
     mean_batch: float
@@ -97,10 +99,10 @@ class Outcome:
         self._names: dict[str, int] = {}
         self._owner = array("I", [0])
         self._prompt = array("I", [0])
-        self._ttft = Histogram()
+        self.ttft = Histogram()
         self._queue = Histogram()
-        self._e2e = Histogram()
-        self._itl = Histogram()
+        self.e2e = Histogram()
+        self.itl = Histogram()
         self._tenant_ttft: dict[int, Histogram] = {}
         self._tenant_tokens: Counter[int] = Counter()
         self._num_finished = self._num_refused = self._num_good = self._num_outputs = self._num_cached = 0
@@ -137,9 +139,9 @@ class Outcome:
         self._preemptions += message.preemptions
         self._tenant_tokens[owner] += self._prompt[number] - message.cached_tokens + message.num_tokens
         self._queue.add(message.queue_ns)
-        self._e2e.add(message.total_ns)
+        self.e2e.add(message.total_ns)
         if message.ttft_ns is not None:
-            self._ttft.add(message.ttft_ns)
+            self.ttft.add(message.ttft_ns)
             self.ttfts_ms.append(message.ttft_ns / _MS)
             self._tenant_ttft[owner].add(message.ttft_ns)
             tpot_ns = (message.total_ns - message.ttft_ns) / max(message.num_tokens - 1, 1)
@@ -152,7 +154,7 @@ class Outcome:
         self._steps += 1
         self._num_decodes += shape.num_decodes
         if shape.num_decodes:
-            self._itl.add(now - self._last_result, shape.num_decodes)
+            self.itl.add(now - self._last_result, shape.num_decodes)
         pool = core.state.pool
         used = pool.num_used / pool.num_blocks if pool.num_blocks else 0.0
         self._kv_area += used * (now - began)
@@ -165,10 +167,10 @@ class Outcome:
             self.samples.append(Sample(now / _S, load.running, load.waiting, used))
 
     def resumed(self, gap_ns: int) -> None:
-        """A stream that had stood still for want of memory got its next token."""
-        self._itl.add(gap_ns)
+        """See Observer."""
+        self.itl.add(gap_ns)
 
-    def report(self, duration_ns: int) -> Report:
+    def report(self, duration_ns: int, num_swapped_blocks: int = 0) -> Report:
         """The figures, once the run is over."""
         seconds = max(duration_ns, 1) / _S
         forecast = self._last_core.state.forecast if self._last_core is not None else None
@@ -179,13 +181,14 @@ class Outcome:
             steps=self._steps,
             output_tokens_per_s=self._num_outputs / seconds,
             requests_per_s=self._num_finished / seconds,
-            ttft_ms=_spread(self._ttft),
-            itl_ms=_spread(self._itl),
+            ttft_ms=_spread(self.ttft),
+            itl_ms=_spread(self.itl),
             queue_ms=_spread(self._queue),
-            e2e_ms=_spread(self._e2e),
+            e2e_ms=_spread(self.e2e),
             goodput_per_s=self._num_good / seconds,
             goodput_share=self._num_good / max(self._num_finished + self._num_refused, 1),
             preemptions=self._preemptions,
+            swapped_blocks=num_swapped_blocks,
             cached_share=self._num_cached / max(self._num_prompt, 1),
             mean_batch=self._num_decodes / max(self._steps, 1),
             kv_mean=self._kv_area / max(duration_ns, 1),

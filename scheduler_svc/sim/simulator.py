@@ -4,6 +4,7 @@ Nothing is slept and no clock is read: time jumps to the next arrival, result or
 is measured is the observer's.
 """
 
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Protocol
@@ -71,6 +72,9 @@ class Observer(Protocol):
     def refused(self, number: int, message: front.Refused, now: int) -> None:
         """It was turned away."""
 
+    def resumed(self, gap_ns: int) -> None:
+        """A stream that had lost its seat got its next token, so long after the one before."""
+
     def stepped(self, core: Core, shape: StepShape, began: int, now: int) -> None:
         """A step has been computed and its result taken in; the core is as it was before the next plan."""
 
@@ -105,6 +109,10 @@ class Simulator:
         self._now = _START_NS
         self._wake_at: int | None = None
         self._number = 0
+        self._ends = array("Q", [0])
+        """When each step ended."""
+        self.num_swapped_blocks = 0
+        """Copies of a block to or from the host."""
         self._apply(self.core.handle(events.WorkerUp(_EPOCH, hardware.geometry()), self._now))
 
     def run(self, arrivals: Iterator[Arrival]) -> int:
@@ -151,6 +159,7 @@ class Simulator:
             plan, shape = self._plans.popleft()
             num_swapped = (len(plan.swap_out) + len(plan.swap_in)) // 8
             took = self._step_ns(shape) + num_swapped * self._swap_block_ns
+            self.num_swapped_blocks += num_swapped
             self._running = _Running(plan, shape, self._now, self._now + took)
 
     def _step_ns(self, shape: StepShape) -> int:
@@ -159,8 +168,14 @@ class Simulator:
 
     def _finish_step(self, step: _Running) -> None:
         self._running = None
+        # Before the result makes it forget: who samples anew after a loss of its seat, and when it last had a token.
+        samplers = self.core.state.in_flight[0].samplers
+        stalled = [one.token_step for one in samplers if one.token_step and not one.is_ended]
+        self._ends.append(self._now)
         done = msgspec.structs.replace(self._device.execute(step.plan), device_ns=step.ends - step.began)
         self._apply(self.core.handle(events.StepDone(done), self._now))
+        for token_step in stalled:
+            self._observer.resumed(self._now - self._ends[token_step])
         self._observer.stepped(self.core, step.shape, step.began - _START_NS, self._now - _START_NS)
 
     def _apply(self, effects: list[Effect]) -> None:

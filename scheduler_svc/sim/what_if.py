@@ -91,16 +91,10 @@ def _load(header: Header, core: Core, known: dict[HashKey, bytes], accepted: lis
     )
 
 
-def simulate_load(load: RecordedLoad, config: SchedulingConfig, objective: Objective) -> Report:
-    """The recorded load under these knobs."""
-    known = {HashKey(number, PROMPT, 0): chain for number, chain in enumerate(load.chains, start=1) if chain}
-
-    def make_hashes(block_size: int) -> HashSource:
-        return RecordedHashes(known, block_size)
-
-    geometry = load.geometry
-    hardware = SimulatedHardware(
-        costs=load.costs,
+def hardware_of(geometry: device.Geometry, costs: StepCosts) -> SimulatedHardware:
+    """A device to simulate that is like a real one."""
+    return SimulatedHardware(
+        costs=costs,
         num_blocks=geometry.num_blocks,
         block_size=geometry.block_size,
         max_num_seqs=geometry.max_num_seqs,
@@ -108,6 +102,30 @@ def simulate_load(load: RecordedLoad, config: SchedulingConfig, objective: Objec
         max_model_len=geometry.max_model_len,
         num_host_blocks=geometry.num_host_blocks,
     )
+
+
+def read_device(header: Header, frames: Iterator[Frame]) -> SimulatedHardware | None:
+    """What a recorded scheduler had learnt of its device by the end; None where that is nothing.
+
+    Raises RecordError and CheckpointError.
+    """
+    known: dict[HashKey, bytes] = {}
+    core = make_core(header, known)
+    for frame in frames:
+        known.update(known_hashes(frame.hashes))
+        core.handle(frame.event, frame.now)
+    worker, costs = core.state.worker, core.state.cost_model.costs
+    return None if worker is None or costs is None else hardware_of(worker.geometry, costs)
+
+
+def simulate_load(load: RecordedLoad, config: SchedulingConfig, objective: Objective) -> Report:
+    """The recorded load under these knobs."""
+    known = {HashKey(number, PROMPT, 0): chain for number, chain in enumerate(load.chains, start=1) if chain}
+
+    def make_hashes(block_size: int) -> HashSource:
+        return RecordedHashes(known, block_size)
+
     outcome = Outcome(objective)
-    simulator = Simulator(config, hardware, outcome, make_hashes=make_hashes)
-    return outcome.report(simulator.run(iter(load.arrivals)))
+    simulator = Simulator(config, hardware_of(load.geometry, load.costs), outcome, make_hashes=make_hashes)
+    duration_ns = simulator.run(iter(load.arrivals))
+    return outcome.report(duration_ns, simulator.num_swapped_blocks)

@@ -104,6 +104,21 @@ def test_equal_contents_are_shared() -> None:
     assert report.cached_share == pytest.approx(19 * 1024 / (20 * 1100), abs=0.01)
 
 
+@pytest.mark.parametrize(("blocks", "host_blocks"), [(4000, 0), (600, 0), (600, 2000)])
+def test_every_gap_between_two_tokens_is_counted_once_also_those_of_lost_seats(blocks: int, host_blocks: int) -> None:
+    """A stream's gaps sum to its time from the first token to the last, whatever happened in between."""
+    hardware = msgspec.structs.replace(HARDWARE, num_blocks=blocks, num_host_blocks=host_blocks)
+    outcome = Outcome(Objective())
+    arrivals = conversation(count=150, rate=20.0)
+    report = outcome.report(Simulator(SchedulingConfig(preemption="swap"), hardware, outcome).run(iter(arrivals)))
+    assert report.requests == 150
+    assert (report.preemptions > 0) == (blocks == 600)
+    assert outcome.itl.count == sum(arrival.output_len - 1 for arrival in arrivals)
+    assert outcome.itl.total == outcome.e2e.total - outcome.ttft.total
+    if blocks == 600:
+        assert report.itl_ms.max > 1000
+
+
 def test_memory_pressure_preempts_and_all_finish() -> None:
     hardware = msgspec.structs.replace(HARDWARE, num_blocks=600)
     report = simulate(conversation(count=150, rate=20.0), hardware)
