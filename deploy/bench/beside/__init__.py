@@ -1,0 +1,1 @@
+"""Programs that run in another project's environment, never in ours: what they import is not to be found here."""
