@@ -8,7 +8,6 @@ import time
 import structlog
 
 from chairlift.ipc.common import Reason
-from chairlift.runtime import sockets
 from chairlift.runtime.addresses import parse_address
 from chairlift.runtime.exposure import gateway_addresses
 from chairlift.runtime.model_source import ModelSource, fingerprint_model
@@ -19,6 +18,7 @@ from chairlift.runtime.tracing import Tracing
 from gateway.errors.api_error import ApiError
 from gateway.gate import Gate
 from gateway.http.front import HttpFront
+from gateway.link.endpoints import EndpointSource
 from gateway.link.replicas import Replicas
 from gateway.methods.generate import GenerateMethod
 from gateway.methods.models import GetModelMethod, ListModelsMethod
@@ -56,6 +56,7 @@ class GatewayService:
         self._log = structlog.get_logger()
         self._addresses = gateway_addresses(own)
         self._secrets = SecretFiles(own)
+        self._endpoints = EndpointSource(settings)
         epoch = new_epoch()
         name = f"gateway-{own.index}@{socket.gethostname()}"
         self._identity = GatewayIdentity(name, epoch, time.monotonic_ns())
@@ -69,9 +70,10 @@ class GatewayService:
             slow_timeout_s=own.slow_client_timeout_s,
             orphan_grace_s=settings.scheduler.worker_restart_grace_s,
         )
-        self._table = GenerationTable(text.tokenizer.table, limits, lambda key: self._replicas.place(key))
+        self._table = GenerationTable(
+            text.tokenizer.table, limits, lambda key, submit: self._replicas.place(key, submit)
+        )
         self._replicas = Replicas(
-            _endpoints(settings),
             settings.ipc,
             name,
             epoch,
@@ -79,6 +81,7 @@ class GatewayService:
             on_message=self._table.on_message,
             on_lost=self._table.on_lost,
             on_changed=self._on_change,
+            is_used=self._table.is_used,
         )
         self._encoder = PromptEncoder(
             text,
@@ -110,7 +113,7 @@ class GatewayService:
     async def start(self) -> None:
         """Opens sockets and ports. Raises ChatTemplateError, EndpointError, AddressError and OSError."""
         await self._encoder.start()
-        self._replicas.open()
+        self._replicas.follow(await self._endpoints.current())
         self.state.set_ready(False, "no scheduler yet")
         listen = self._settings.gateway.metrics_listen
         if listen:
@@ -143,7 +146,10 @@ class GatewayService:
         stopped = asyncio.Event()
         loop = asyncio.get_running_loop()
         loop.add_reader(stop.fileno(), stopped.set)
-        keepers = [asyncio.create_task(keep()) for keep in (self._keep_time, self._keep_health, self._keep_secrets)]
+        keepers = [
+            asyncio.create_task(keep())
+            for keep in (self._keep_time, self._keep_health, self._keep_secrets, self._keep_replicas)
+        ]
         gc.collect()
         gc.freeze()
         try:
@@ -212,6 +218,12 @@ class GatewayService:
             if self._http is not None:
                 await asyncio.to_thread(self._http.reload_tls)
 
+    async def _keep_replicas(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.gateway.replica_poll_interval_s)
+            if self._endpoints.may_change:
+                self._replicas.follow(await self._endpoints.current())
+
     def _why_not_ready(self) -> str:
         if self._gate.is_draining:
             return "draining"
@@ -247,12 +259,6 @@ class GatewayService:
             "ListModels": ListModelsMethod(model, replicas),
             "GetModel": GetModelMethod(model, replicas),
         }
-
-
-def _endpoints(settings: Settings) -> list[str]:
-    if not settings.gateway.replicas:
-        return [sockets.gateway_endpoint(settings.ipc)]
-    return [sockets.check_endpoint(endpoint, settings.ipc) for endpoint in settings.gateway.replicas]
 
 
 def _ending() -> ApiError:

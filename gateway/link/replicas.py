@@ -1,11 +1,11 @@
 """The schedulers that this gateway knows: which takes a request, and questions to them.
 
-A request is placed by rendezvous hash of its key (Thaler and Ravishankar, 1998) over the replicas that can take it, so
-that any gateway that looks for it finds it, and few requests move when a replica comes or goes.
+A request that its client has named is placed by rendezvous hash of its key over the replicas that can take it, so that
+a repeat finds it through any gateway, and few requests move when a replica comes or goes. Others go by prefix and load.
 """
 
 import asyncio
-import hashlib
+import time
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
@@ -17,7 +17,8 @@ from chairlift.ipc.common import Reason
 from chairlift.runtime.settings import IpcSettings
 from gateway.errors.api_error import ApiError
 from gateway.link.iterations import IterationHub
-from gateway.link.replica_link import ReplicaLink
+from gateway.link.placement import Candidate, PrefixPlacement, rendezvous
+from gateway.link.replica_link import LinkState, ReplicaLink
 
 Answer: TypeAlias = (
     front.CancelReply
@@ -52,12 +53,15 @@ class RequestKey(msgspec.Struct, frozen=True):
     request_id: str
 
 
+_SILENT_AFTER_BEATS = 3
+"""Heartbeats that may be missing before others are preferred to a replica."""
+
+
 class Replicas:
     """Owns the links. What belongs to requests, and the loss of a link, is handed on by the functions given."""
 
     def __init__(
         self,
-        endpoints: Sequence[str],
         settings: IpcSettings,
         gateway_id: str,
         epoch: int,
@@ -66,7 +70,9 @@ class Replicas:
         on_message: Callable[[ReplicaLink, front.ToGateway], None],
         on_lost: Callable[[ReplicaLink], None],
         on_changed: Callable[[], None],
+        is_used: Callable[[ReplicaLink], bool],
     ) -> None:
+        """`is_used` tells whether requests are on a link."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._timeout_s = settings.heartbeat_timeout_s
         self._on_message = on_message
@@ -74,17 +80,38 @@ class Replicas:
         self._on_changed = on_changed
         self._questions: dict[int, _Pending] = {}
         self._next_question = 1
-        self.links = tuple(
-            ReplicaLink(endpoint, settings, gateway_id, epoch, fingerprint, self) for endpoint in endpoints
-        )
-
+        self._is_used = is_used
+        self._silent_after_s = _SILENT_AFTER_BEATS * settings.heartbeat_interval_s
+        self._settings = settings
+        self._identity = gateway_id, epoch, fingerprint
+        self._placement = PrefixPlacement()
+        self._placed: dict[str, tuple[float, int]] = {}
+        """By replica: when its load was told, and how many requests were sent to it since."""
+        self._retired: set[str] = set()
+        """Endpoints that are listed no more, whose requests go on."""
+        self.links: tuple[ReplicaLink, ...] = ()
         self.iterations = IterationHub(lambda: self.links)
         """Who watches iterations."""
 
-    def open(self) -> None:
-        """Starts to connect to all. Raises EndpointError."""
+    def follow(self, endpoints: Sequence[str]) -> None:
+        """Connects to these from now on. A link that is listed no more takes nothing new and goes when it is unused.
+
+        Raises EndpointError.
+        """
+        known = {link.endpoint for link in self.links}
+        for endpoint in endpoints:
+            if endpoint not in known:
+                link = ReplicaLink(endpoint, self._settings, *self._identity, self)
+                self.links = (*self.links, link)
+                link.open(self._context)
+        self._retired = known - set(endpoints)
         for link in self.links:
-            link.open(self._context)
+            if link.endpoint in self._retired and not self._is_used(link):
+                link.close()
+        gone = [link for link in self.links if link.state is LinkState.CLOSED]
+        if gone:
+            self.links = tuple(link for link in self.links if link not in gone)
+            self._on_changed()
 
     def close(self) -> None:
         """Says goodbye to all and frees the sockets."""
@@ -101,15 +128,48 @@ class Replicas:
     @property
     def is_ready(self) -> bool:
         """Whether any replica takes requests."""
-        return any(link.is_attached and link.is_ready and not link.is_draining for link in self.links)
+        return any(link.is_ready for link in self._takers())
 
-    def place(self, key: RequestKey) -> ReplicaLink:
-        """The replica for a request. Raises ApiError with the reason why there is none."""
-        takers = [link for link in self.links if link.is_attached and link.model is not None and not link.is_draining]
+    def place(self, key: RequestKey, submit: front.Submit | None = None) -> ReplicaLink:
+        """The replica for a request: by its key, or by prefix and load where `submit` is given.
+
+        Raises ApiError with the reason why there is none.
+        """
+        takers = self._takers()
         ready = [link for link in takers if link.is_ready] or takers
-        if ready:
+        if not ready:
+            raise self.why_none()
+        if submit is None:
             return max(ready, key=lambda link: _score(key, link.replica_id))
-        raise self.why_none()
+        awake = [link for link in ready if not self._is_silent(link)] or ready
+        if len(awake) == 1:
+            return awake[0]
+        by_id = {link.replica_id: link for link in awake}
+        candidates = [Candidate(link.replica_id, self._load_of(link)) for link in awake]
+        chosen = self._placement.choose(submit.prompt, f"{key.tenant}\0{submit.cache_salt}", candidates)
+        link = by_id[chosen]
+        at, count = self._placed.get(chosen, (link.load_at, 0))
+        self._placed[chosen] = (link.load_at, (count if at == link.load_at else 0) + submit.n)
+        return link
+
+    def _takers(self) -> list[ReplicaLink]:
+        """Those that can be given something new."""
+        return [
+            link
+            for link in self.links
+            if link.is_attached
+            and link.model is not None
+            and not link.is_draining
+            and link.endpoint not in self._retired
+        ]
+
+    def _load_of(self, link: ReplicaLink) -> int:
+        """What it told, and what was sent to it since."""
+        at, count = self._placed.get(link.replica_id, (0.0, 0))
+        return link.load.running + link.load.waiting + (count if at == link.load_at else 0)
+
+    def _is_silent(self, link: ReplicaLink) -> bool:
+        return link.load_at > 0 and time.monotonic() - link.load_at > self._silent_after_s
 
     def candidates(self, key: RequestKey, replica_id: str | None = None) -> list[ReplicaLink]:
         """Attached replicas in the order in which a request is looked for; a named one comes first."""
@@ -195,5 +255,4 @@ class _Pending(msgspec.Struct, frozen=True):
 
 def _score(key: RequestKey, replica_id: str) -> bytes:
     """Rendezvous weight: the same in every gateway."""
-    text = "\0".join((key.tenant, key.request_id, replica_id))
-    return hashlib.blake2b(text.encode(), digest_size=8).digest()
+    return rendezvous(b"", f"{key.tenant}\0{key.request_id}\0{replica_id}")

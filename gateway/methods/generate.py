@@ -50,7 +50,8 @@ class GenerateMethod:
         ids = await self._prompt_ids(spec, limits)
         state = self._state(spec, ids)
         key = RequestKey(call.principal.own_tenant, request_id)
-        submission = Submission(_submit(key, spec, ids, state, limits, call), arrived_at, deadline)
+        is_named = spec.request_id is not None
+        submission = Submission(_submit(key, spec, ids, state, limits, call), arrived_at, deadline, is_named=is_named)
         generation = self._table.submit(key, submission, state)
         try:
             await stream(generation, self._table, call)

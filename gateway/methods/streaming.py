@@ -40,9 +40,7 @@ async def _write_all(generation: Generation, call: Call) -> None:
             messages = generation.take(time.monotonic())
             for message in messages:
                 await call.write(message)
-            if messages:
-                continue
-            if generation.phase is Phase.ENDED:
+            if generation.phase is Phase.ENDED and not output.has_news:
                 return
             await output.wait()
     except asyncio.CancelledError:

@@ -9,6 +9,7 @@ from chairlift.v1 import inference_pb2 as pb
 from gateway.streams.gaps import TokenGaps
 from gateway.streams.logprobs import token_logprob
 from gateway.streams.request_state import RequestState, TextRules
+from gateway.streams.wire import encode_delta
 from gateway.text.detokenizer import Piece
 from gateway.text.token_table import TokenTable
 
@@ -23,6 +24,7 @@ class Choice:
     __slots__ = (
         "_borders",
         "_detokenizer",
+        "_is_plain",
         "_logprobs",
         "_state",
         "_table",
@@ -53,6 +55,7 @@ class Choice:
         self._texts: list[str] = []
         self._logprobs: dict[int, front.DeltaLogprobs] | None = {} if state.wants_logprobs else None
         self._borders: list[Piece] | None = None
+        self._is_plain = not (state.wants_token_ids or state.wants_logprobs)
 
     @property
     def num_waiting(self) -> int:
@@ -122,11 +125,16 @@ class Choice:
         """Until `skip_to`, keeps the pieces apart."""
         self._borders = []
 
-    def take_delta(self) -> pb.GenerateResponse | None:
-        """What the client can be given now, in one message; None when there is nothing."""
+    def take_delta(self) -> bytes | None:
+        """What the client can be given now, in one encoded message; None when there is nothing."""
         start, end = self.num_sent, self.num_released
         if start == end:
             return None
+        if self._is_plain:
+            texts, self.num_sent = self._texts, end
+            text = "".join(texts)
+            texts.clear()
+            return encode_delta(self.index, start, end - start, text)
         response = pb.GenerateResponse()
         delta = response.event.delta
         delta.index, delta.offset, delta.num_tokens = self.index, start, end - start
@@ -141,7 +149,7 @@ class Choice:
                 entry = self._logprobs.pop(offset, None)
                 delta.logprobs.append(token_logprob(entry, self.ids[offset], self._table))
         self.num_sent = end
-        return response
+        return response.SerializeToString()
 
     def finished(self, prompt_tokens: int, seed: int, arrived_at: float) -> pb.Finished:
         """The choice's end, for the client; `arrived_at` is when the request came, by the clock of `push`."""

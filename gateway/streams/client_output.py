@@ -28,6 +28,8 @@ class ClientOutput:
         self._untold_ends: list[Choice] = []
         self._is_open = False
         self._waiter: asyncio.Future[None] | None = None
+        self._has_news = False
+        """Something happened since the last `take` or `wait`."""
         self._writer: asyncio.Task[object] | None = None
         self.was_interrupted = False
         """Whether the call was cancelled from here, and not by its client."""
@@ -38,20 +40,30 @@ class ClientOutput:
         return self._waiter is None
 
     @property
+    def has_news(self) -> bool:
+        """Whether `take` may give something."""
+        return self._has_news
+
+    @property
     def num_waiting(self) -> int:
         """Tokens that the client could be given now."""
         return sum(choice.num_waiting for choice in self.choices)
 
     async def wait(self) -> None:
-        """Until `wake`."""
+        """Until something has happened since the last `take` or `wait`."""
+        if self._has_news:
+            self._has_news = False
+            return
         self._waiter = asyncio.get_running_loop().create_future()
         try:
             await self._waiter
         finally:
             self._waiter = None
+            self._has_news = False
 
     def wake(self) -> None:
         """There is something to take, or the end."""
+        self._has_news = True
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -69,19 +81,24 @@ class ClientOutput:
     def take(self, now: float, prompt_tokens: int, seed: int) -> list[bytes]:
         """Encoded messages, in order; empty when there is nothing, and before the client is told that it is in."""
         self.taken_at = now
+        self._has_news = False
         if not self._is_open:
             return []
-        responses, self._first = self._first, []
+        messages: list[bytes] = []
+        if self._first:
+            messages = [response.SerializeToString() for response in self._first]
+            self._first = []
         for choice in self.choices:
             delta = choice.take_delta()
             if delta is not None:
-                responses.append(delta)
+                messages.append(delta)
         if self._untold_ends:
             for choice in self._untold_ends:
                 finished = choice.finished(prompt_tokens, seed, self._arrived_at)
-                responses.append(pb.GenerateResponse(event=pb.GenerationEvent(finished=finished)))
+                response = pb.GenerateResponse(event=pb.GenerationEvent(finished=finished))
+                messages.append(response.SerializeToString())
             self._untold_ends = []
-        return [response.SerializeToString() for response in responses]
+        return messages
 
     def tell_accepted(self, accepted: pb.Accepted, state: RequestState) -> None:
         """The first message, and what is known of the prompt from the start."""

@@ -47,10 +47,10 @@ class GenerationTable:
         self,
         table: TokenTable,
         limits: StreamLimits,
-        place: Callable[[RequestKey], ReplicaLink],
+        place: Callable[[RequestKey, front.Submit | None], ReplicaLink],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`place` finds a replica for a request, or raises ApiError."""
+        """`place` finds a replica for a request, by its key where no Submit is given, or raises ApiError."""
         self._table = table
         self._limits = limits
         self._place = place
@@ -74,7 +74,7 @@ class GenerationTable:
     def submit(self, key: RequestKey, submission: Submission, state: RequestState) -> Generation:
         """Sends a new request. Raises ApiError when there is nobody to take it."""
         generation = Generation(key, self._table, self._clock(), submission=submission, state=state)
-        if not self._ask(generation, self._place(key)):
+        if not self._ask(generation, self._place(key, submission.to_place)):
             raise ApiError(Reason.NO_SCHEDULER, "the scheduler does not take requests")
         self._served[id(generation)] = generation
         return generation
@@ -90,6 +90,10 @@ class GenerationTable:
             raise ApiError(Reason.NO_SCHEDULER, "the scheduler does not take requests")
         self._served[id(generation)] = generation
         return generation
+
+    def is_used(self, link: ReplicaLink) -> bool:
+        """Whether any generation is attached by that link."""
+        return any(generation.link is link for generation in self._attachments.values())
 
     def release(self, generation: Generation) -> None:
         """Its call has ended. Unless the request has, the scheduler learns that nobody listens."""
@@ -161,7 +165,7 @@ class GenerationTable:
             if self._is_beyond_help(generation):
                 continue
             try:
-                link = self._place(generation.key)
+                link = self._place(generation.key, generation.to_place)
             except ApiError:
                 continue
             self.num_resubmitted += 1
@@ -261,7 +265,8 @@ class GenerationTable:
             choice, output = found
             if choice.push(offset, ids, now):
                 self._tell_stop(link, choice)
-            output.wake()
+            if choice.num_waiting:
+                output.wake()
 
     def _tell_stop(self, link: ReplicaLink, choice: Choice) -> None:
         assert choice.stop_tokens is not None
@@ -294,7 +299,7 @@ class GenerationTable:
 
     def _has_other(self, generation: Generation) -> bool:
         try:
-            return self._place(generation.key) is not generation.link
+            return self._place(generation.key, None) is not generation.link
         except ApiError:
             return False
 

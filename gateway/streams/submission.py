@@ -12,12 +12,16 @@ from gateway.streams.choice import Choice
 class Submission:
     """A request that this gateway has in full. Times are seconds of the gateway's own clock."""
 
-    def __init__(self, submit: front.Submit, arrived_at: float, deadline: float | None) -> None:
-        """`submit` has neither handle nor deadline yet."""
+    def __init__(
+        self, submit: front.Submit, arrived_at: float, deadline: float | None, *, is_named: bool = True
+    ) -> None:
+        """`submit` has neither handle nor deadline yet; `is_named` where the client chose its id."""
         self.submit = submit
         self.arrived_at = arrived_at
         self.deadline = deadline
         self.num_attempts = 0
+        self.to_place = None if is_named else submit
+        """What decides where it goes; None: its key, so that a repeat finds it."""
 
     @property
     def prompt_tokens(self) -> int:

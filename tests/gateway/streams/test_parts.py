@@ -10,12 +10,18 @@ from hypothesis import strategies as st
 
 from chairlift.ipc import front
 from chairlift.ipc.common import FinishReason
+from chairlift.v1 import inference_pb2 as pb
 from gateway.errors.api_error import ApiError
 from gateway.streams.choice import Choice, OutputGapError
 from gateway.streams.gaps import TokenGaps
 from gateway.streams.request_state import MAX_BYTES, RequestState, TextRules, decode_state, encode_state
 from gateway.streams.stream_token import StreamToken, decode_token, encode_token
 from gateway.text.model_text import ModelText
+
+
+def taken(choice: Choice) -> pb.GenerateResponse | None:
+    packed = choice.take_delta()
+    return None if packed is None else pb.GenerateResponse.FromString(packed)
 
 
 @given(times=st.lists(st.floats(0, 1e4), min_size=2, max_size=300).map(sorted))
@@ -81,11 +87,11 @@ def test_output_that_is_told_again_is_taken_once(byte_text: ModelText) -> None:
     choice.push(0, ids[:3], 1.0)
     choice.push(1, ids[1:4], 2.0)
     choice.push(0, ids[:2], 3.0)
-    delta = choice.take_delta()
+    delta = taken(choice)
     assert delta is not None
     assert delta.event.delta.text == "hell"
     assert list(delta.event.delta.token_ids) == ids[:4]
-    assert choice.take_delta() is None
+    assert taken(choice) is None
     with pytest.raises(OutputGapError):
         choice.push(5, ids[:1], 4.0)
 
@@ -97,7 +103,7 @@ def test_a_client_goes_on_where_a_delta_can_have_ended(byte_text: ModelText, off
     choice.push(0, byte_text.tokenizer.encode_prompt("aé!"), None)
     assert choice.skip_to(offset) == (rest is not None)
     if rest is not None:
-        delta = choice.take_delta()
+        delta = taken(choice)
         assert (delta.event.delta.text if delta is not None else "") == rest
         assert delta is None or delta.event.delta.offset == offset
 
@@ -105,11 +111,11 @@ def test_a_client_goes_on_where_a_delta_can_have_ended(byte_text: ModelText, off
 def test_held_text_leaves_at_the_end(byte_text: ModelText) -> None:
     choice = _choice(byte_text, RequestState("m", 0, ("stop",)))
     choice.push(0, byte_text.tokenizer.encode_prompt("a sto"), 1.0)
-    first = choice.take_delta()
+    first = taken(choice)
     assert first is not None
     assert first.event.delta.text == "a "
     choice.finish(front.Finished(256, FinishReason.LENGTH, 5))
-    last = choice.take_delta()
+    last = taken(choice)
     assert last is not None
     assert (last.event.delta.text, last.event.delta.offset, last.event.delta.num_tokens) == ("sto", 2, 3)
     assert not choice.push(5, [1], 2.0)
