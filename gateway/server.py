@@ -109,7 +109,14 @@ def _open_services(settings: GatewaySettings) -> Iterator[str]:
 
 
 def _options(settings: GatewaySettings) -> list[tuple[str, int]]:
+    age: list[tuple[str, int]] = []
+    if settings.max_connection_age_s:
+        age = [
+            ("grpc.max_connection_age_ms", round(settings.max_connection_age_s * 1000)),
+            ("grpc.max_connection_age_grace_ms", round(settings.max_connection_age_grace_s * 1000)),
+        ]
     return [
+        *age,
         # Somewhat more than is accepted: a request that is a little too large gets a typed error.
         ("grpc.max_receive_message_length", 2 * settings.max_request_bytes),
         ("grpc.max_send_message_length", -1),
