@@ -22,6 +22,17 @@ from chairlift.ipc.common import (
 from scheduler_svc.core import events
 from scheduler_svc.peers import RouterLink
 
+_MAX_BLOCKS = 1 << 24
+_GEOMETRY_BOUNDS = {
+    "vocab_size": 1 << 24,
+    "max_model_len": 1 << 28,
+    "block_size": 1 << 16,
+    "num_blocks": _MAX_BLOCKS,
+    "max_num_seqs": 1 << 16,
+    "max_num_batched_tokens": 1 << 24,
+    "kv_bytes_per_token": 1 << 40,
+}
+"""Each from 1 to this; what is beyond is a broken worker, and would cost this process its memory."""
 _MAX_UNREACHABLE = 2
 """Beats in a row: one may fall into the moment in which a connection is made again."""
 
@@ -178,7 +189,9 @@ class WorkerLink:
 
     def _is_reconnecting(self, hello: device.WorkerHello) -> bool:
         """Whether only messages were lost, with a connection: its KV cache is as it was. A group is lost as a whole."""
-        return hello.world_size == 1 and self._up == hello.worker_epoch and hello.rank in self._ranks
+        known = self._ranks.get(hello.rank)
+        is_same = known is not None and known.hello.geometry == hello.geometry
+        return hello.world_size == 1 and self._up == hello.worker_epoch and is_same
 
     def _is_held_by_another(self, hello: device.WorkerHello, now: int) -> bool:
         """Whether a living process has the rank: two that took it from each other would drop the KV cache each time."""
@@ -194,8 +207,9 @@ class WorkerLink:
             message = f"worker speaks protocol {hello.major}.{hello.minor}, this scheduler {PROTOCOL_MAJOR}.x"
             return HelloRefused(Reason.VERSION_MISMATCH, message)
         geometry = hello.geometry
-        if not 0 <= hello.rank < hello.world_size or min(geometry.num_blocks, geometry.block_size) < 1:
-            return HelloRefused(Reason.GEOMETRY_MISMATCH, "rank, number of blocks or block size out of range")
+        wrong = [name for name, most in _GEOMETRY_BOUNDS.items() if not 1 <= getattr(geometry, name) <= most]
+        if wrong or not 0 <= hello.rank < hello.world_size or not 0 <= geometry.num_host_blocks <= _MAX_BLOCKS:
+            return HelloRefused(Reason.GEOMETRY_MISMATCH, f"out of range: {', '.join(wrong) or 'rank or host blocks'}")
         for rank in self._ranks.values():
             if rank.hello.worker_epoch != hello.worker_epoch or rank.hello.rank == hello.rank:
                 continue
