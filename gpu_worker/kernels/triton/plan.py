@@ -12,7 +12,6 @@ from gpu_worker.kernels.triton.device.plan import (
     gather_step_kernel,
 )
 from gpu_worker.kernels.triton.row_state import NUM_INTEGERS, NUM_KNOWN, PROMPT_LEN, RowState
-from gpu_worker.kernels.triton.shapes import next_power_of_2
 
 _INT32, _INT64 = (torch.int32,), (torch.int64,)
 _WORDS_A_PROGRAM = 1024
@@ -75,7 +74,8 @@ def gather_step(step: StepRows, state: RowState, block_size: int, longest: int, 
     """Fills `tokens` from row state. `longest`: most tokens of a row, known to the host. Raises KernelArgumentError."""
     num_rows = step.rows.shape[0]
     _check_step(step, tokens, state.device)
-    block = min(_WORDS_A_PROGRAM, next_power_of_2(max(1, longest)))
+    # Two sizes only: each is compiled when it is first met, and both are met before a request.
+    block = 1 if longest == 1 else _WORDS_A_PROGRAM
     gather_step_kernel[(num_rows, -(-longest // block))](
         step.rows,
         step.cu_q,
@@ -93,7 +93,7 @@ def gather_step(step: StepRows, state: RowState, block_size: int, longest: int, 
         TABLE=state.block_tables.shape[1],
         BLOCK_SIZE=block_size,
         BLOCK=block,
-        num_warps=4 if block > 128 else 1,
+        num_warps=1 if block == 1 else 4,
     )
 
 
