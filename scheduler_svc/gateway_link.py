@@ -101,6 +101,10 @@ class GatewayLink:
         if gateway is not None and not self._link.send(gateway.identity, message):
             self._drop(gateway, "unreachable or not reading")
 
+    def is_attached(self, number: int) -> bool:
+        """Whether that life of a gateway is still there."""
+        return number in self._by_number
+
     def offer(self, number: int, message: front.ToGateway) -> bool:
         """As `send`, for what may be lost: a gateway whose queue is full misses it, and stays."""
         gateway = self._by_number.get(number)

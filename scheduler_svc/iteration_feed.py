@@ -55,9 +55,14 @@ class IterationFeed:
             for gateway, watcher in self._watchers.items():
                 if watcher.credit and self._gateways.offer(gateway, message):
                     watcher.credit -= 1
-        if any(now >= watcher.until_ns for watcher in self._watchers.values()):
-            self._watchers = {number: one for number, one in self._watchers.items() if now < one.until_ns}
+        ended = [number for number, one in self._watchers.items() if self._has_ended(number, one, now)]
+        if ended:
+            for number in ended:
+                del self._watchers[number]
             self._update()
+
+    def _has_ended(self, gateway: int, watcher: _Watcher, now: int) -> bool:
+        return now >= watcher.until_ns or not self._gateways.is_attached(gateway)
 
     def _update(self) -> None:
         wanted = [watcher.options for watcher in self._watchers.values()]

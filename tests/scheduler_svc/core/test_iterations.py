@@ -107,14 +107,14 @@ def test_what_nobody_takes_is_bounded(make_world: "Callable[..., World]") -> Non
     world = make_world()
     world.is_checking = False
     account = watch(world, WatchOptions(min_interval_ns=1 << 62, include_riders=False))
-    for i in range(2 * MAX_NOTED):
+    for i in range(MAX_NOTED + 50):
         world.submit([i % 900], max_tokens=1)
         world.step()
     assert len(account._boarded) <= MAX_NOTED
     assert len(account._departed) <= MAX_NOTED
     account.options = WatchOptions(min_interval_ns=0, include_riders=False)
     account._due_ns = 0
-    for i in range(2 * MAX_READY):
+    for i in range(MAX_READY + 20):
         world.submit([i % 900], max_tokens=1)
         world.step()
     assert len(account.take(world.now)) == MAX_READY
@@ -126,6 +126,9 @@ class Link:
     def __init__(self) -> None:
         self.sent: list[tuple[int, Any]] = []
         self.is_full = False
+
+    def is_attached(self, gateway: int) -> bool:
+        return gateway < 9
 
     def offer(self, gateway: int, message: Any) -> bool:
         if not self.is_full:
@@ -170,9 +173,11 @@ def test_a_gateway_gets_what_its_credit_allows(make_world: "Callable[..., World]
 def test_steps_that_fail_are_no_iterations(make_world: "Callable[..., World]") -> None:
     world = make_world()
     account = watch(world)
-    world.submit([1, 2, 3], max_tokens=20)
-    for _ in range(6):
+    for i in range(4):
+        # A request that is there at every death of a worker is ended for it.
+        world.submit([1, 2, i], max_tokens=20)
         step(world)
+        world.cancel(f"r{i}")
         world.worker_lost()
         world.worker_up()
         world.tick()
