@@ -32,12 +32,14 @@ def throughput(seconds: float, tokens_each: int, interval_s: float) -> dict[str,
         rig.scheduler.finish_all()
         seen = clients.result()
     tokens = count * STREAMS * tokens_each
+    messages = seen.messages * count / (count + _WARM_STEPS)
     return {
         "streams": STREAMS,
         "tokens_a_step": tokens_each,
         "tokens_a_message": round((count + _WARM_STEPS) * STREAMS * tokens_each / seen.messages, 2),
         "tokens_per_s": round(tokens / took_s),
         "tokens_per_core_s": round(tokens / used_s),
+        "messages_per_core_s": round(messages / used_s),
         "cpu_share": round(used_s / took_s, 3),
         "failed": seen.failed,
     }

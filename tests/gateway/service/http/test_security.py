@@ -1,0 +1,85 @@
+"""The HTTP port behind tokens and TLS: the same credentials as gRPC's, asked for before a body is read."""
+
+import asyncio
+import shutil
+import ssl
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from chairlift.ipc import front
+from chairlift.runtime.token_hash import hash_token
+
+COMPLETIONS = "/v1/completions"
+
+
+@pytest.fixture
+def auth_file(tmp_path: Path) -> str:
+    file = tmp_path / "auth.toml"
+    file.write_text(
+        f"""
+[tenants.acme]
+[tenants.other]
+models = ["another"]
+[[tokens]]
+name = "acme"
+hash = "{hash_token("token-of-acme")}"
+tenant = "acme"
+[[tokens]]
+name = "other"
+hash = "{hash_token("token-of-other")}"
+tenant = "other"
+"""
+    )
+    return str(file)
+
+
+async def test_token_decides_who_calls(
+    start_rig: Any, make_http: Any, make_openai: Any, auth_file: str, spell: Any
+) -> None:
+    async with start_rig(http_listen="127.0.0.1:0", auth_file=auth_file) as rig:
+        http = make_http(rig)
+        for token in ("", "Bearer wrong", "Basic eDp5", "Bearer token-of-acme-"):
+            # Not even a body that is too large is read from whoever has no token.
+            answer = await http.ask("POST", COMPLETIONS, b"x", authorization=token, content_length="99999999")
+            assert answer.status == 401, token
+            assert answer.headers["www-authenticate"] == "Bearer"
+        assert (await http.ask("GET", "/v1/models")).status == 401
+        assert (await http.ask("GET", "/metrics")).status == 401
+        assert (await http.ask("GET", "/healthz")).status == 200
+        asking = asyncio.create_task(
+            http.ask("POST", COMPLETIONS, {"prompt": "go"}, authorization="Bearer token-of-acme")
+        )
+        submit = await rig.scheduler.accept()
+        assert submit.tenant == "acme"
+        rig.scheduler.finish(submit.handle, 0)
+        assert (await asking).status == 200
+        forbidden = await http.ask("POST", COMPLETIONS, {"prompt": "go"}, authorization="Bearer token-of-other")
+        assert forbidden.status == 403
+        assert not rig.scheduler.heard(front.Submit)
+        assert (await http.ask("GET", "/v1/models", authorization="Bearer token-of-other")).json["data"] == []
+        with pytest.raises(openai.AuthenticationError):
+            await make_openai(rig).models.list()
+
+
+@pytest.fixture
+def tls_files(tmp_path: Path) -> dict[str, str]:
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    subject = ("-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1")
+    made = ("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "1")
+    subprocess.run([*made, "-keyout", key, "-out", cert, *subject], check=True, capture_output=True)
+    return {"tls_cert_file": str(cert), "tls_key_file": str(key)}
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="certificates are made with openssl, which is not here")
+async def test_port_speaks_tls_with_the_same_files(start_rig: Any, tls_files: dict[str, str]) -> None:
+    async with start_rig(http_listen="127.0.0.1:0", **tls_files) as rig:
+        context = ssl.create_default_context(cafile=tls_files["tls_cert_file"])
+        reader, writer = await asyncio.open_connection("127.0.0.1", rig.service.http_port, ssl=context)
+        writer.write(b"GET /readyz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        assert b"200 OK" in await reader.read()
+        writer.close()
+        await writer.wait_closed()
