@@ -1,0 +1,206 @@
+"""What tracing costs: CPU time a token of the server's processes, with and without, in alternating pairs.
+
+Two stacks of one's own stand side by side; one exports a share of its traces to a sink in this process, which takes
+them and does nothing. Each run drives one of them while the other idles. A pair is a run of each, in an order that
+alternates, so that what changes slowly on the machine changes both.
+"""
+
+import asyncio
+import os
+import threading
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import grpc
+import grpc.aio
+import msgspec
+
+from chairlift.runtime.settings import Settings
+from chairlift.v1 import inference_pb2 as pb
+from chairlift.v1 import inference_pb2_grpc as pb_grpc
+from deploy.bench.errors import BenchError
+from deploy.bench.figures.statistics import Interval, mean_interval
+from deploy.bench.observe.processes import find_descendants, measure_cpu_s
+from deploy.bench.stack import run_own_stack
+
+_PROMPT = list(range(100, 116))
+
+
+class TracingPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """How it is measured."""
+
+    pairs: int = 10
+    share: float = 0.1
+    """Of traces that are sampled."""
+    requests: int = 16
+    """Of a run, all at once."""
+    output_tokens: int = 64
+
+
+class TracingCost(msgspec.Struct, frozen=True, kw_only=True):
+    """The result."""
+
+    plan: TracingPlan
+    us_per_token_without: float
+    us_per_token_with: float
+    ratios: tuple[float, ...]
+    """With over without, less one, of each pair."""
+    overhead: Interval
+    """95 % interval of their mean."""
+    num_exports: int
+    """Requests to the sink; each carries many spans."""
+
+
+class TracingError(BenchError):
+    """The machine tells no CPU times, or the sink got nothing."""
+
+
+class _Sink:
+    """Takes OTLP over HTTP."""
+
+    def __init__(self) -> None:
+        self.num_requests = 0
+        sink = self
+
+        class _Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                self.rfile.read(int(self.headers["Content-Length"]))
+                sink.num_requests += 1
+                self.send_response(200)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None:
+                """Quiet."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+        self.endpoint = f"http://127.0.0.1:{self._server.server_address[1]}/v1/traces"
+        self._thread = threading.Thread(target=self._server.serve_forever, name="otlp-sink", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+class _Target(msgspec.Struct, frozen=True):
+    address: str
+    pids: tuple[int, ...]
+
+    def cpu_s(self) -> float:
+        used = measure_cpu_s(self.pids)
+        if used is None:
+            raise TracingError("this system does not tell the CPU time of processes")
+        return used
+
+
+async def measure_tracing(plan: TracingPlan, settings: Settings) -> TracingCost:
+    """Runs it. Raises TracingError, and what a stack of one's own raises."""
+    sink = _Sink()
+    environ = {
+        "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": sink.endpoint,
+        "OTEL_TRACES_SAMPLER": "parentbased_traceidratio",
+        "OTEL_TRACES_SAMPLER_ARG": str(plan.share),
+    }
+    try:
+        async with _stack(settings, {}) as plain, _stack(settings, environ) as traced:
+            costs = await _measure_pairs(plan, plain, traced)
+    finally:
+        sink.close()
+    if not sink.num_requests:
+        raise TracingError("no span has arrived: the processes lack chairlift[otlp]")
+    ratios = tuple(with_ / without - 1 for without, with_ in costs)
+    overhead = mean_interval(ratios)
+    assert overhead is not None
+    return TracingCost(
+        plan=plan,
+        us_per_token_without=_mean([without for without, _ in costs]) * 1e6,
+        us_per_token_with=_mean([with_ for _, with_ in costs]) * 1e6,
+        ratios=ratios,
+        overhead=overhead,
+        num_exports=sink.num_requests,
+    )
+
+
+async def _measure_pairs(plan: TracingPlan, plain: _Target, traced: _Target) -> list[tuple[float, float]]:
+    for target in (plain, traced):
+        await _drive(target, plan)
+    costs = []
+    for number in range(plan.pairs):
+        order = (plain, traced) if number % 2 == 0 else (traced, plain)
+        measured = {target.address: await _cost(target, plan) for target in order}
+        costs.append((measured[plain.address], measured[traced.address]))
+    return costs
+
+
+async def _cost(target: _Target, plan: TracingPlan) -> float:
+    """CPU seconds a token of one run."""
+    before = target.cpu_s()
+    num_tokens = await _drive(target, plan)
+    return (target.cpu_s() - before) / num_tokens
+
+
+async def _drive(target: _Target, plan: TracingPlan) -> int:
+    """Every request at once; returns the tokens that came."""
+    request = pb.GenerateRequest(
+        token_ids=pb.TokenIds(ids=_PROMPT),
+        sampling=pb.Sampling(temperature=0),
+        stopping=pb.Stopping(max_tokens=plan.output_tokens, ignore_eos=True),
+    )
+    async with grpc.aio.insecure_channel(target.address) as channel:
+        stub = pb_grpc.InferenceServiceStub(channel)
+        return sum(await asyncio.gather(*(_count(stub, request) for _ in range(plan.requests))))
+
+
+async def _count(stub: "pb_grpc.InferenceServiceAsyncStub", request: pb.GenerateRequest) -> int:
+    count = 0
+    async for response in stub.Generate(request):
+        count += response.event.delta.num_tokens
+    return count
+
+
+@asynccontextmanager
+async def _stack(settings: Settings, environ: dict[str, str]) -> AsyncIterator[_Target]:
+    before = set(find_descendants(os.getpid()))
+    with _environment(environ):
+        stack = run_own_stack(settings)
+        own = await stack.__aenter__()
+    try:
+        pids = tuple(pid for pid in find_descendants(os.getpid()) if pid not in before)
+        yield _Target(own.target.address, pids)
+    finally:
+        await stack.__aexit__(None, None, None)
+
+
+@contextmanager
+def _environment(values: dict[str, str]) -> Iterator[None]:
+    """While it lasts, processes that are started see `values`, and nothing else of OpenTelemetry's."""
+    earlier = {name: value for name, value in os.environ.items() if name.startswith("OTEL_")}
+    for name in earlier:
+        del os.environ[name]
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name in values:
+            del os.environ[name]
+        os.environ.update(earlier)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def describe(cost: TracingCost) -> str:
+    """For a terminal."""
+    plan = cost.plan
+    pairs = " ".join(f"{ratio:+.2%}" for ratio in cost.ratios)
+    return (
+        f"CPU time a token of all processes, {plan.pairs} alternating pairs of {plan.requests} requests "
+        f"of {plan.output_tokens} tokens, {plan.share:.0%} of traces sampled\n"
+        f"without {cost.us_per_token_without:.1f} us, with {cost.us_per_token_with:.1f} us\n"
+        f"pairs {pairs}\n"
+        f"overhead {_mean(cost.ratios):+.2%}, 95 % interval {cost.overhead.low:+.2%} to {cost.overhead.high:+.2%}\n"
+    )
