@@ -52,24 +52,20 @@ class WatchIterationsMethod:
             num_missed = 0
             await call.write(response.SerializeToString())
 
+    def _rider(self, rider: operator.Rider, *, is_seen: bool) -> pb.Rider:
+        sequence = self._veil.sequence(rider.sequence, is_seen=is_seen)
+        return pb.Rider(sequence=sequence, num_tokens=rider.num_tokens, is_sampling=rider.is_sampling)
+
     def _iteration(self, iteration: operator.Iteration, *, is_seen: bool, with_riders: bool) -> pb.Iteration:
         veil = self._veil
         planned = Timestamp()
         planned.FromNanoseconds(time.time_ns() - iteration.age_ns)
-        blocks = iteration.blocks
         riders = iteration.riders if with_riders else ()
         return pb.Iteration(
             worker_epoch=iteration.worker_epoch,
             step=iteration.step,
             plan_time=planned,
-            riders=[
-                pb.Rider(
-                    sequence=veil.sequence(rider.sequence, is_seen=is_seen),
-                    num_tokens=rider.num_tokens,
-                    is_sampling=rider.is_sampling,
-                )
-                for rider in riders
-            ],
+            riders=[self._rider(rider, is_seen=is_seen) for rider in riders],
             boarded=[veil.sequence(name, is_seen=is_seen) for name in iteration.boarded],
             departed=[
                 pb.Departure(
@@ -88,21 +84,25 @@ class WatchIterationsMethod:
             num_seqs=iteration.num_seqs,
             max_num_seqs=iteration.max_num_seqs,
             num_waiting=iteration.num_waiting,
-            kv_blocks=pb.KvBlocks(
-                total=blocks.total,
-                free=blocks.free,
-                cached=blocks.cached,
-                used=blocks.used,
-                block_size=blocks.block_size,
-                host_total=blocks.host_total,
-                host_used=blocks.host_used,
-            ),
+            kv_blocks=_blocks(iteration.blocks),
             plan_ms=iteration.plan_ns / 1e6,
             device_ms=iteration.device_ns / 1e6,
             total_ms=iteration.total_ns / 1e6,
             num_discarded_rows=iteration.num_discarded_rows,
             config_revision=iteration.config_revision,
         )
+
+
+def _blocks(blocks: operator.Blocks) -> pb.KvBlocks:
+    return pb.KvBlocks(
+        total=blocks.total,
+        free=blocks.free,
+        cached=blocks.cached,
+        used=blocks.used,
+        block_size=blocks.block_size,
+        host_total=blocks.host_total,
+        host_used=blocks.host_used,
+    )
 
 
 def _mode(displacement: operator.Displacement) -> pb.PreemptionMode.ValueType:

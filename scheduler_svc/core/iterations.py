@@ -82,41 +82,35 @@ class IterationWatch:
         self._due_ns = max(self._due_ns, now) + self._interval_ns
         if len(self._drafts) >= _MAX_DRAFTS:
             del self._drafts[next(iter(self._drafts))]
-        pool, host = state.pool, state.host_pool
-        self._drafts[step.number] = _Draft(
-            now,
-            operator.Iteration(
-                number=0,
-                worker_epoch=worker_epoch,
-                step=step.number,
-                age_ns=0,
-                num_tokens=step.num_decodes + step.shape.num_prefill_tokens,
-                num_prefill_tokens=step.shape.num_prefill_tokens,
-                token_budget=step.token_budget,
-                num_seqs=step.num_decodes + len(step.chunks),
-                max_num_seqs=state.max_num_seqs,
-                num_waiting=len(state.queue),
-                blocks=operator.Blocks(
-                    pool.num_blocks,
-                    pool.num_blank,
-                    pool.num_cached,
-                    pool.num_used,
-                    state.geometry.block_size,
-                    host.num_blocks,
-                    host.num_blocks - host.num_free,
-                ),
-                plan_ns=0,
-                device_ns=0,
-                total_ns=0,
-                num_discarded_rows=0,
-                config_revision=state.revisions.current.number,
-                boarded=tuple(self._boarded),
-                departed=tuple(self._departed),
-                displaced=tuple(self._displaced),
-                riders=riders,
-            ),
-        )
+        self._drafts[step.number] = _Draft(now, self._account(state, step, worker_epoch, riders))
         self._boarded, self._departed, self._displaced = [], [], []
+
+    def _account(
+        self, state: "SchedulerState", step: Step, worker_epoch: int, riders: tuple[operator.Rider, ...]
+    ) -> operator.Iteration:
+        """What is known when the plan is made; the rest is 0."""
+        return operator.Iteration(
+            number=0,
+            worker_epoch=worker_epoch,
+            step=step.number,
+            age_ns=0,
+            num_tokens=step.num_decodes + step.shape.num_prefill_tokens,
+            num_prefill_tokens=step.shape.num_prefill_tokens,
+            token_budget=step.token_budget,
+            num_seqs=step.num_decodes + len(step.chunks),
+            max_num_seqs=state.max_num_seqs,
+            num_waiting=len(state.queue),
+            blocks=_blocks(state),
+            plan_ns=0,
+            device_ns=0,
+            total_ns=0,
+            num_discarded_rows=0,
+            config_revision=state.revisions.current.number,
+            boarded=tuple(self._boarded),
+            departed=tuple(self._departed),
+            displaced=tuple(self._displaced),
+            riders=riders,
+        )
 
     def _riders(self, state: "SchedulerState", step: Step) -> tuple[operator.Rider, ...]:
         if not self.options.include_riders:
@@ -163,3 +157,16 @@ def name_of(sequence: Sequence) -> operator.SequenceName:
     """Names a choice for operators."""
     key = sequence.request.key
     return operator.SequenceName(key.tenant, key.request_id, sequence.choice)
+
+
+def _blocks(state: "SchedulerState") -> operator.Blocks:
+    pool, host = state.pool, state.host_pool
+    return operator.Blocks(
+        total=pool.num_blocks,
+        free=pool.num_blank,
+        cached=pool.num_cached,
+        used=pool.num_used,
+        block_size=state.geometry.block_size,
+        host_total=host.num_blocks,
+        host_used=host.num_blocks - host.num_free,
+    )
