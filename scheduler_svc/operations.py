@@ -162,7 +162,7 @@ class Operations:
         current = self._core.revisions[-1].number
         if message.expected_revision not in (None, current):
             text = f"revision {current} is in force, not {message.expected_revision}"
-            return front.QueryFailed(message.query, Reason.WRONG_REVISION, text)
+            return front.QueryFailed(message.query, Reason.WRONG_REVISION, text, limits=self._in_force())
         if conflict is not None:
             return front.QueryFailed(message.query, Reason.INVALID_REQUEST, conflict)
         return self._config(message.query, now)
@@ -173,8 +173,11 @@ class Operations:
         done = self._handle(event, now)
         refusal = next((effect for effect in done if isinstance(effect, effects.ConfigRefused)), None)
         if refusal is not None:
-            return done, front.QueryFailed(query, refusal.reason, refusal.message)
+            return done, front.QueryFailed(query, refusal.reason, refusal.message, limits=self._in_force())
         return done, self._config(query, now)
+
+    def _in_force(self) -> tuple[tuple[str, str], ...]:
+        return (("revision", str(self._core.revisions[-1].number)),)
 
     def _config(self, query: int, now: int, *, include_history: bool = False) -> operator.ConfigReply:
         told = self._told(now, 0 if include_history else -2)

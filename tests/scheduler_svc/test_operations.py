@@ -96,7 +96,7 @@ def test_a_change_holds_from_the_next_plan_on_and_riders_stay(rig: tuple[Desk, A
 def test_a_wrong_revision_and_bad_values_change_nothing(rig: tuple[Desk, Any, Any]) -> None:
     desk, _, _ = rig
     refused = desk.ask(operator.ConfigChange, (("max_num_seqs", 2),), expected_revision=5)
-    assert (refused.reason, refused.field) == (Reason.WRONG_REVISION, "")
+    assert (refused.reason, refused.field, refused.limits) == (Reason.WRONG_REVISION, "", (("revision", "1"),))
     for name, value, words in (
         ("max_num_seqs", 0, ">= 1"),
         ("max_num_seqs", 9, "8 at most"),
