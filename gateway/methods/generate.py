@@ -83,6 +83,7 @@ class GenerateMethod:
             wants_token_ids=spec.wants_token_ids,
             wants_logprobs=spec.sampling.logprobs is not None,
             wants_prompt_logprobs=spec.sampling.prompt_logprobs is not None,
+            cache_salt=spec.cache_salt,
         )
 
 

@@ -126,13 +126,14 @@ class Generation:
             predicted = None if message.predicted_ttft_ns is None else message.predicted_ttft_ns / 1e6
             self._tell_accepted(message.queue_position, predicted, resumed=False)
 
-    def on_attached(self, message: front.Attached) -> None:
+    def on_attached(self, message: front.Attached, now: float) -> None:
         """The request was there already: everything so far. Raises ApiError when the client's offsets do not fit it."""
         self._number = message.number
         self._move(Phase.LIVE)
         if not self.is_accepted:
             self._state = self._state or decode_state(message.gateway_state)
             self._prompt_tokens, self._seed = message.prompt_tokens, message.seed
+            self.submission = self.submission or Submission.taken_up(message, self._state.cache_salt, now)
             if len(self.choices) != message.n:
                 self._make_choices(message.n)
         if len(message.outputs) != len(self.choices):

@@ -308,7 +308,7 @@ class GenerationTable:
         if generation is None or generation.phase is not Phase.ASKED:
             return
         try:
-            generation.on_attached(message)
+            generation.on_attached(message, self._clock())
         except ApiError as error:
             # The request goes on without this stream: `release` tells the scheduler so.
             generation.fail(error)

@@ -29,6 +29,8 @@ class RequestState(msgspec.Struct, frozen=True, array_like=True):
     wants_token_ids: bool = False
     wants_logprobs: bool = False
     wants_prompt_logprobs: bool = False
+    cache_salt: str = ""
+    """Needed again when the request is submitted again."""
 
 
 def encode_state(state: RequestState) -> bytes:

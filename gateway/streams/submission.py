@@ -23,6 +23,18 @@ class Submission:
         self.to_place = None if is_named else submit
         """What decides where it goes; None: its key, so that a repeat finds it."""
 
+    @classmethod
+    def taken_up(cls, attached: front.Attached, cache_salt: str, now: float) -> "Submission | None":
+        """Of a request that another gateway submitted; None where its scheduler does not tell, or it has ended."""
+        submit = attached.submit
+        if submit is None:
+            return None
+        whole = msgspec.structs.replace(submit, gateway_state=attached.gateway_state, cache_salt=cache_salt)
+        deadline = None if submit.deadline_in_ns is None else now + submit.deadline_in_ns / 1e9
+        taken_up = cls(msgspec.structs.replace(whole, deadline_in_ns=None), now - submit.age_ns / 1e9, deadline)
+        taken_up.num_attempts = submit.attempt
+        return taken_up
+
     @property
     def prompt_tokens(self) -> int:
         """Tokens of the prompt."""

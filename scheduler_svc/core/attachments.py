@@ -92,7 +92,35 @@ def _attached(state: SchedulerState, request: Request, now: int) -> front.Attach
         queue_position=0 if waiting is None else state.queue.num_ahead(waiting, now),
         output_logprobs=tuple(_logprobs(one, handle) for one in request.sequences) if has_logprobs else (),
         prompt_logprobs=tuple(msgspec.structs.replace(part, handle=handle) for part in request.prompt_logprobs or ()),
+        submit=None if request.is_ended else _submit_of(request, now),
     )
+
+
+def _submit_of(request: Request, now: int) -> front.Submit:
+    """As it could be submitted now; its outputs and ends are told beside it."""
+    has_had_its_place = request.first_boarded_ns is not None
+    return front.Submit(
+        handle=request.handle,
+        tenant=request.key.tenant,
+        request_id=request.key.request_id,
+        digest=request.digest,
+        prompt=request.prompt,
+        sampling=request.sampling,
+        n=len(request.sequences),
+        max_tokens=request.max_tokens,
+        priority=request.priority,
+        deadline_in_ns=_time_left(request.deadline_ns, now),
+        queue_timeout_in_ns=None if has_had_its_place else _time_left(request.queue_deadline_ns, now),
+        ttft_slo_ns=request.ttft_slo_ns,
+        itl_slo_ns=request.itl_slo_ns,
+        detach_grace_ns=request.detach_grace_ns,
+        attempt=request.attempt,
+        age_ns=now - request.arrival_ns,
+    )
+
+
+def _time_left(until_ns: int | None, now: int) -> int | None:
+    return None if until_ns is None else max(1, until_ns - now)
 
 
 def _logprobs(sequence: Sequence, handle: int) -> tuple[front.DeltaLogprobs, ...]:

@@ -272,6 +272,9 @@ class Attached(Message, tag=73, frozen=True):
     output_logprobs: tuple[tuple["DeltaLogprobs", ...], ...] = ()
     """A choice, where they were asked for."""
     prompt_logprobs: tuple["DeltaPromptLogprobs", ...] = ()
+    submit: Submit | None = None
+    """Of a request that lives: what this gateway needs to submit it again, should this scheduler be lost. Without
+    gateway_state and cache_salt."""
 
 
 class Refused(Message, tag=74, frozen=True):

@@ -7,8 +7,8 @@ import grpc
 import pytest
 
 from chairlift.ipc import front
-from chairlift.ipc.common import FinishReason, Reason
-from chairlift.ipc.tokens import pack_f32, pack_u32
+from chairlift.ipc.common import FinishReason, Reason, SamplingParams
+from chairlift.ipc.tokens import pack_f32, pack_u32, unpack_u32
 from chairlift.v1 import inference_pb2 as pb
 from gateway.streams.request_state import RequestState, encode_state
 from gateway.streams.stream_token import StreamToken, encode_token
@@ -140,8 +140,30 @@ async def test_a_bad_resume_is_refused_by_field(rig: Any, request_fields: dict[s
     assert (error.code, error.fields) == (grpc.StatusCode.INVALID_ARGUMENT, [field])
 
 
-async def test_a_resumed_stream_whose_scheduler_is_lost_breaks(rig: Any, spell: Spell) -> None:
-    """This gateway does not have the request, so it cannot submit it again; the client resumes once more."""
+async def test_a_resumed_stream_outlives_its_scheduler_too(rig: Any, spell: Spell) -> None:
+    """First its gateway died, then its scheduler: this gateway got the request with the attachment."""
+    call = rig.stub.Resume(pb.ResumeRequest(request_id="r"))
+    attach = await rig.scheduler.next(front.Attach)
+    sampling = SamplingParams(seed=99)
+    submit = front.Submit(attach.handle, "default", "r", bytes(16), pack_u32([1, 2]), sampling, attempt=2, age_ns=5)
+    state = RequestState("test", 1, cache_salt="pepper")
+    rig.scheduler.send(_attached(attach, [spell("ab")], state, submit=submit))
+    await rig.caller.event(call, "accepted")
+    assert (await rig.caller.event(call, "delta")).text == "ab"
+    await rig.scheduler.stop()
+    await rig.scheduler.start_again()
+    again = await rig.scheduler.next(front.Submit)
+    assert (again.request_id, again.attempt, again.digest, again.cache_salt) == ("r", 3, submit.digest, "pepper")
+    assert (again.sampling, again.gateway_state) == (sampling, encode_state(state))
+    assert [list(unpack_u32(ids)) for ids in again.emitted] == [spell("ab")]
+    rig.scheduler.send(front.Accepted(again.handle, 1, 0))
+    rig.scheduler.tokens(again.handle, 2, *spell("c"))
+    rig.scheduler.finish(again.handle, 3)
+    assert (await rig.caller.event(call, "delta")).text == "c"
+
+
+async def test_a_resumed_stream_whose_scheduler_told_no_more_breaks(rig: Any, spell: Spell) -> None:
+    """A scheduler one minor behind does not send the request, so it cannot be submitted again; the client resumes."""
     call = rig.stub.Resume(pb.ResumeRequest(request_id="r"))
     attach = await rig.scheduler.next(front.Attach)
     rig.scheduler.send(_attached(attach, [spell("a")], RequestState("test", 1)))

@@ -7,7 +7,7 @@ import pytest
 
 from chairlift.ipc import front
 from chairlift.ipc.common import CancelOutcome, FinishReason, Reason, SamplingParams
-from chairlift.ipc.tokens import pack_u32
+from chairlift.ipc.tokens import pack_u32, unpack_u32
 from scheduler_svc.core import events
 
 if TYPE_CHECKING:
@@ -118,6 +118,9 @@ def test_a_detached_request_goes_on_for_its_grace_and_can_be_resumed(make_world:
     resumed = world.attach("a", gateway=2)
     assert resumed.attached is not None
     assert resumed.attached.gateway_state == b"opaque"
+    told = resumed.attached.submit
+    assert told is not None
+    assert list(unpack_u32(told.prompt)) == [1, 2]
     assert resumed.attached.prompt_tokens == 2
     assert len(resumed.outputs[0]) == 4
     world.run()
