@@ -6,7 +6,10 @@ import numpy as np
 import torch
 
 from gpu_worker.batch.limits import BatchLimits
+from gpu_worker.kernels.cuda.backend import CudaAttention
+from gpu_worker.kernels.triton.attention_arguments import PagedKv
 from gpu_worker.kernels.triton.backend import TritonAttention, TritonOps
+from gpu_worker.kernels.triton.decode import SplitWorkspace, paged_decode
 from gpu_worker.kernels.triton.layout import DeviceAttentionLayout
 from gpu_worker.kernels.triton.shapes import AttentionShape
 from gpu_worker.kv_cache import KvCache, KvGeometry
@@ -131,4 +134,38 @@ def triton_decoder(dtype: torch.dtype) -> Decoder:
     return Decoder(CONFIG, make_weights(dtype), TritonOps(), TritonAttention(shape, CPU), LIMITS.max_model_len)
 
 
-DECODERS: dict[str, Callable[[torch.dtype], Decoder]] = {"stand-in": stand_in_decoder, "triton": triton_decoder}
+class DecodeByTriton:
+    """Takes the place of the CUDA C++ kernel, of which the emulation is proof: same arguments, other code."""
+
+    def __call__(
+        self,
+        q: torch.Tensor,
+        kv: PagedKv,
+        part: torch.Tensor,
+        lse: torch.Tensor,
+        *,
+        softmax_scale: float,
+        window: int | None = None,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """As `CudaDecode`: it writes its parts, whatever the number of splits."""
+        splits = part.shape[2]
+        assert part.shape == (len(q), q.shape[1], splits, q.shape[2])
+        assert lse.shape == (len(q), q.shape[1], splits)
+        assert part.dtype == lse.dtype == torch.float32
+        workspace = SplitWorkspace(splits, part, lse)
+        return paged_decode(q, kv, workspace, softmax_scale=softmax_scale, window=window, out=out)
+
+
+def cuda_decoder(dtype: torch.dtype) -> Decoder:
+    """Decode rows by the other kernel, the rest by Triton's."""
+    shape = AttentionShape(CONFIG.num_heads, CONFIG.num_kv_heads, HEAD_DIM, LIMITS.block_size)
+    attention = CudaAttention(shape, CPU, DecodeByTriton())  # type: ignore[arg-type] # stands in for it
+    return Decoder(CONFIG, make_weights(dtype), TritonOps(), attention, LIMITS.max_model_len)
+
+
+DECODERS: dict[str, Callable[[torch.dtype], Decoder]] = {
+    "stand-in": stand_in_decoder,
+    "triton": triton_decoder,
+    "cuda": cuda_decoder,
+}
