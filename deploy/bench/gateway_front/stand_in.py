@@ -198,7 +198,8 @@ class SchedulerStandIn:
         if not self._identity:
             return
         try:
-            self._socket.send_multipart((self._identity, self._outgoing.encode(message)), zmq.NOBLOCK)
+            # Waits where the gateway is behind: nothing is lost that it has to count on.
+            self._socket.send_multipart((self._identity, self._outgoing.encode(message)))
         except zmq.ZMQError as error:
-            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+            if error.errno != zmq.EHOSTUNREACH:
                 raise
