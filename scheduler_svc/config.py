@@ -102,9 +102,13 @@ def scheduling_knobs(config: SchedulingConfig, geometry: device.Geometry | None)
     )
 
 
-def changed_names(before: SchedulingKnobs, after: SchedulingKnobs) -> tuple[str, ...]:
-    """Knobs in which two states differ."""
-    return tuple(name for name in KNOB_NAMES if getattr(before, name) != getattr(after, name))
+def changed_names(before: SchedulingConfig, after: SchedulingConfig) -> tuple[str, ...]:
+    """Knobs in which two configurations differ, whatever a worker makes of them."""
+    plain = [
+        msgspec.structs.replace(scheduling_knobs(config, None), static_batch_size=config.static_batch_size or 0)
+        for config in (before, after)
+    ]
+    return tuple(name for name in KNOB_NAMES if getattr(plain[0], name) != getattr(plain[1], name))
 
 
 def _bounded(wanted: int | None, bound: int | None) -> int:

@@ -188,22 +188,20 @@ class Operations:
         """Revisions from index `start` on, each with what it changed in the one before."""
         worker = self._core.state.worker
         geometry = None if worker is None else worker.geometry
-        told: list[operator.ConfigRevision] = []
-        for revision in self._core.revisions[start:]:
-            knobs = scheduling_knobs(revision.config, geometry)
-            told.append(
-                operator.ConfigRevision(
-                    number=revision.number,
-                    knobs=knobs,
-                    age_ns=now - (revision.at_ns if revision.origin is not Origin.START else self._started_ns),
-                    origin=revision.origin,
-                    changed=changed_names(told[-1].knobs, knobs) if told else (),
-                    actor=revision.actor,
-                    comment=revision.comment,
-                    guard=self._guard_of(revision),
-                )
+        revisions = self._core.revisions[start:]
+        return [
+            operator.ConfigRevision(
+                number=revision.number,
+                knobs=scheduling_knobs(revision.config, geometry),
+                age_ns=now - (revision.at_ns if revision.origin is not Origin.START else self._started_ns),
+                origin=revision.origin,
+                changed=() if before is None else changed_names(before.config, revision.config),
+                actor=revision.actor,
+                comment=revision.comment,
+                guard=self._guard_of(revision),
             )
-        return told
+            for before, revision in zip((None, *revisions), revisions, strict=False)
+        ]
 
     def _guard_of(self, revision: Revision) -> operator.Guard | None:
         watch = self._core.state.guard_watch

@@ -71,7 +71,7 @@ def test_a_change_holds_from_the_next_plan_on_and_riders_stay(rig: tuple[Desk, A
     reply = desk.change(max_num_seqs=2)
     assert (reply.revision, reply.current.changed, reply.knobs.max_num_seqs) == (
         2,
-        ("max_num_seqs", "static_batch_size"),
+        ("max_num_seqs",),
         2,
     )
     assert (reply.current.actor, reply.current.comment, reply.current.origin) == ("ann", "a test", Origin.UPDATE)
