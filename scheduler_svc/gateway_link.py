@@ -89,6 +89,11 @@ class GatewayLink:
                     received.append(event)
         return received + self._take_lost()
 
+    def forgive(self, stall_ns: int) -> None:
+        """This process itself stood still for so long: nobody was silent meanwhile, as far as can be known."""
+        for gateway in self._by_number.values():
+            gateway.last_seen += stall_ns
+
     def expire(self, now: int) -> list[events.Event]:
         """Losses of gateways that have been silent too long, or whose queue was full."""
         for gateway in [g for g in self._by_number.values() if now - g.last_seen > self._timeout_ns]:

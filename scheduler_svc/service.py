@@ -75,6 +75,7 @@ class SchedulerService:
         self._wake_at: int | None = None
         self._next_beat = 0
         self._busy_ns = 0
+        self._turned_ns = time.monotonic_ns()
 
     def _bind(self, ipc: IpcSettings) -> tuple[GatewayLink, WorkerLink]:
         gateway_socket = sockets.bind_router(self._context, sockets.gateway_endpoint(ipc), ipc)
@@ -138,6 +139,7 @@ class SchedulerService:
     def _turn(self, now: int) -> None:
         if self._wake_at is not None and now >= self._wake_at:
             self._wake_at = None
+        self._forgive_own_stall(now)
         done: list[effects.Effect] = []
         for event in [*self._workers.receive(now), *self._workers.expire(now)]:
             done += self._handle_traced(event, now)
@@ -162,6 +164,14 @@ class SchedulerService:
         if self._recorder is not None:
             self._recorder.turned(now)
         self.state.turned()
+
+    def _forgive_own_stall(self, now: int) -> None:
+        # A loop that turns wakes for each beat at the latest.
+        stall_ns = now - self._turned_ns - 2 * self._heartbeat_ns
+        if stall_ns > 0:
+            self._workers.forgive(stall_ns)
+            self._gateways.forgive(stall_ns)
+        self._turned_ns = now
 
     def _plan(self, now: int) -> list[effects.Effect]:
         watch = self._feed.watch

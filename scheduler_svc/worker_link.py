@@ -108,6 +108,11 @@ class WorkerLink:
                 received.append(_to_event(message))
         return received
 
+    def forgive(self, stall_ns: int) -> None:
+        """This process itself stood still for so long: nobody was silent meanwhile, as far as can be known."""
+        for rank in self._ranks.values():
+            rank.last_seen += stall_ns
+
     def expire(self, now: int) -> list[events.Event]:
         """The loss of the group when one of its ranks has been silent too long."""
         silent = [number for number, rank in self._ranks.items() if now - rank.last_seen > self._timeout_ns]

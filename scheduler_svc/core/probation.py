@@ -34,6 +34,8 @@ class Probation:
         self._num_deaths: dict[Sequence, int] = {}
         self._reach: dict[Sequence, int] = {}
         """Tokens that a sequence must have computed to be past the place at which the worker died."""
+        self._riders: list[tuple[Sequence, int, int]] = []
+        """In flight when the worker was lost: each with the tokens computed, and those that plans covered."""
 
     @property
     def is_on(self) -> bool:
@@ -100,18 +102,34 @@ class Probation:
         self._groups = [group for group in (newcomers, suspects) if group]
         return []
 
-    def worker_died(self, riders: Iterable[tuple[Sequence, int]]) -> list[tuple[Sequence, int]]:
-        """The worker died with these in flight, each with the tokens that plans covered.
+    def worker_lost(self, riders: Iterable[tuple[Sequence, int]]) -> None:
+        """The worker is lost with these in flight, each with the tokens that plans covered; all have their results.
 
-        Returns who is found guilty, and of how many deaths. All have their confirmed results.
+        Whether it died is known when the next one comes.
         """
+        self._riders = [(one, _computed(one), scheduled) for one, scheduled in riders]
+        self._num_failed = self._num_culprits = self._num_fruitless = 0
+        if not self._is_deadly:
+            self._groups = []
+
+    def worker_came(self, is_another: bool) -> list[tuple[Sequence, int]]:
+        """A worker is there again: another one, or the one that was out of reach.
+
+        Returns who is found guilty of the death, and of how many.
+        """
+        riders, self._riders = self._riders, []
+        if not is_another:
+            return []
         under_test = self._groups[-1] if self._is_deadly and self._groups else []
         num_deaths, reach = self._num_deaths, self._reach
         self._num_deaths = {one: count for one, count in num_deaths.items() if not one.is_ended}
         self._reach = {one: tokens for one, tokens in reach.items() if not one.is_ended}
         suspects, guilty = [], []
-        for one, scheduled in riders:
-            deaths = 1 if one not in self._num_deaths or self._is_past(one) else self._num_deaths[one] + 1
+        for one, computed, scheduled in riders:
+            if one.is_ended:
+                continue
+            is_past = computed >= self._reach.get(one, 0)
+            deaths = 1 if is_past or one not in self._num_deaths else self._num_deaths[one] + 1
             self._num_deaths[one] = deaths
             self._reach[one] = scheduled if deaths == 1 else max(scheduled, self._reach[one])
             if deaths >= MAX_DEATHS and len(under_test) == 1 and one is under_test[0]:
@@ -122,10 +140,12 @@ class Probation:
         suspects.sort(key=lambda one: (one.request.place, one.choice))
         self._groups = [[one] for one in suspects]
         self._is_deadly = bool(suspects)
-        self._num_failed = self._num_culprits = self._num_fruitless = 0
         return guilty
 
     def _is_past(self, one: Sequence) -> bool:
-        # What it knows it has computed, but for the newest token and for a prompt that it is still at.
-        computed = one.num_known - 1 if one.outputs else one.computed
-        return computed >= self._reach.get(one, 0)
+        return _computed(one) >= self._reach.get(one, 0)
+
+
+def _computed(one: Sequence) -> int:
+    """What it knows it has computed once, but for the newest token and for a prompt that it is still at."""
+    return one.num_known - 1 if one.outputs else one.computed

@@ -119,7 +119,7 @@ def worker_lost(state: SchedulerState, worker_epoch: int, now: int) -> None:
     steps = list(state.in_flight)
     riders = _riders(state, steps)
     _settle_all(state)
-    guilty = state.probation.worker_died(riders)
+    state.probation.worker_lost(riders)
     for sequence in list(state.batch.rows.values()):
         seats.send_back(state, sequence, WaitReason.WORKER_LOST, now)
     _call_back_finishing(state, steps, WaitReason.WORKER_LOST, now)
@@ -132,10 +132,6 @@ def worker_lost(state: SchedulerState, worker_epoch: int, now: int) -> None:
     worker.lost_ns = now
     state.clock.turn(WaitReason.WORKER_LOST, now)
     state.timers.set(now + state.config.worker_restart_grace_ns, TimerKind.WORKER_GRACE)
-    for sequence, num_deaths in guilty:
-        state.counters.excused_losses += num_deaths
-        if not sequence.is_ended:
-            ends.end_sequence(state, sequence, KILLS_WORKER, now)
 
 
 def _riders(state: SchedulerState, steps: list[Step]) -> list[tuple[Sequence, int]]:
@@ -157,6 +153,7 @@ def worker_up(state: SchedulerState, worker_epoch: int, geometry: device.Geometr
         if worker.epoch == worker_epoch:
             return
         worker_lost(state, worker.epoch, now)
+    guilty = state.probation.worker_came(is_another=worker is None or worker.epoch != worker_epoch)
     if geometry.block_size != state.hashes.block_size:
         state.hashes = state.make_hashes(geometry.block_size)
         for request in state.requests.values():
@@ -169,6 +166,9 @@ def worker_up(state: SchedulerState, worker_epoch: int, geometry: device.Geometr
     state.swap_cost = SwapCost(geometry.kv_bytes_per_token * geometry.block_size)
     state.batch = Batch(geometry.max_num_seqs, state.batch.planned)
     state.clock.turn(WaitReason.TOKEN_BUDGET, now)
+    for sequence, num_deaths in guilty:
+        state.counters.excused_losses += num_deaths
+        ends.end_sequence(state, sequence, KILLS_WORKER, now)
     for request in list(state.requests.values()):
         limit = admission.output_limit(state, request.prompt_len, request.max_tokens)
         if isinstance(limit, admission.Rejection):

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import msgspec
 
-from deploy.bench.observe.processes import measure_memory
 from deploy.launcher.liveness import Silence
 from deploy.launcher.progress import Progress
 
 MEMORY_INTERVAL_S = 1.0
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class Noticed(msgspec.Struct, frozen=True):
@@ -121,13 +121,23 @@ class MemorySample(msgspec.Struct, frozen=True):
 async def sample_memory(watch: Watch, samples: list[MemorySample], started: float) -> None:
     """Adds a sample now and then, until cancelled."""
     while True:
-        sizes = {}
-        for name, pid in list(watch.pids.items()):
-            memory = measure_memory((pid,))
-            if memory is not None and memory.bytes:
-                sizes[name] = memory.bytes
+        # On a thread: the kernel may make a reader wait for a process that is busy with its memory.
+        sizes = await asyncio.to_thread(_resident, dict(watch.pids))
         samples.append(MemorySample(round(time.monotonic() - started, 2), sizes))
         await asyncio.sleep(MEMORY_INTERVAL_S)
+
+
+def _resident(pids: dict[str, int]) -> dict[str, int]:
+    """Bytes in memory by name, of those that live."""
+    sizes = {}
+    for name, pid in pids.items():
+        try:
+            pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        except OSError:
+            continue  # it has just died
+        if pages:
+            sizes[name] = pages * _PAGE_BYTES
+    return sizes
 
 
 def state_of(pid: int) -> str:

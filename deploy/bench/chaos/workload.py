@@ -67,7 +67,7 @@ def _job(chance: random.Random, number: int, kind: str) -> Job:
     options = GenerateOptions(
         **_KINDS[kind],
         seed=chance.randrange(1 << 30),
-        max_tokens=chance.randrange(60, 180),
+        max_tokens=chance.randrange(40, 140),
         token_ids=True,
         timeout=STREAM_TIMEOUT_S,
         # Ends by length mostly, so that streams live long enough to be broken.

@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--replicas", type=positive_int, default=2, metavar="N", help="schedulers with a worker (2)")
     parser.add_argument("--gateways", type=positive_int, default=2, metavar="N", help="gateways on one port (2)")
     parser.add_argument("--users", type=positive_int, default=8, metavar="N", help="streams at a time (8)")
-    parser.add_argument("--jobs", type=positive_int, default=24, metavar="N", help="different requests (24)")
+    parser.add_argument("--jobs", type=positive_int, default=16, metavar="N", help="different requests (16)")
     parser.add_argument("--log", type=Path, metavar="FILE", help="keep what the processes write")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     add_model_flags(parser)

@@ -147,3 +147,19 @@ def test_any_number_of_deadly_requests_costs_three_deaths_each(
     assert deaths <= MAX_DEATHS * len(deadly)
     assert all(stream.reason is FinishReason.ERROR for stream in deadly)
     check_innocent(world, jobs, 14)
+
+
+def test_a_worker_that_was_out_of_reach_did_not_die(make_world: "Callable[..., World]") -> None:
+    """A partition, or a machine that is too busy: the same life comes back, however often, and nobody is to blame."""
+    world = start(make_world)
+    jobs = [([40 + i] * 20, world.submit([40 + i] * 20, max_tokens=12)) for i in range(3)]
+    world.tick()
+    for _ in range(5):
+        world.worker_lost()
+        world.worker_epoch -= 1
+        world.worker_up()
+        world.tick()
+    assert not world.core.state.probation.is_on
+    world.run()
+    assert world.core.state.counters.excused_losses == 0
+    check_innocent(world, jobs, 12)

@@ -1,0 +1,101 @@
+"""The schedule of faults: seeded, complete, within its time; what of a run is told, and what makes it clean."""
+
+import msgspec
+import pytest
+
+from chairlift.client import Choice, Completion, FinishReason, StreamCorruptError, UnavailableError
+from deploy.bench.chaos.faults import LEAD_S, FaultKind, missing_kinds, plan_faults
+from deploy.bench.chaos.inject import Injected
+from deploy.bench.chaos.load import Stream
+from deploy.bench.chaos.report import Remains, detection_s, make_report, render_table
+from deploy.bench.chaos.verdict import Losses, compare_streams, recovery_s
+from deploy.bench.chaos.watch import Noticed
+
+
+@pytest.mark.parametrize("seconds", [30.0, 120.0, 1200.0])
+def test_a_schedule_has_every_kind_and_can_be_repeated(seconds: float) -> None:
+    faults = plan_faults(7, seconds, 2, 2)
+    assert missing_kinds(faults) == []
+    assert faults == plan_faults(7, seconds, 2, 2)
+    assert faults != plan_faults(8, seconds, 2, 2)
+    assert [fault.at_s for fault in faults] == sorted(fault.at_s for fault in faults)
+    assert faults[0].at_s >= LEAD_S
+    assert faults[-1].at_s < seconds
+    targets = {fault.target.split()[0] for fault in faults if fault.kind is FaultKind.DRAIN}
+    if seconds > 1000:
+        assert targets == {"gateway", "scheduler", "worker"}
+
+
+def completion(ids: tuple[int, ...], text: str = "t", reason: FinishReason = FinishReason.LENGTH) -> Completion:
+    choice = Choice(index=0, text=text, num_tokens=len(ids), token_ids=ids, finish_reason=reason)
+    return Completion(request_id="r", model="m", prompt_tokens=1, choices=(choice,))
+
+
+WANTED = {"job": completion((1, 2, 3))}
+
+
+@pytest.mark.parametrize(
+    ("found", "lost", "doubled"),
+    [
+        (completion((1, 2, 3)), 0, 0),
+        (completion((1, 2)), 1, 0),
+        (completion((1, 9, 3)), 1, 0),
+        (completion((1, 2, 3, 3)), 0, 1),
+        (completion((1, 2, 3), text="other"), 0, 0),
+        (completion((1, 2, 3), reason=FinishReason.EOS), 0, 0),
+        (None, 3, 0),
+    ],
+)
+def test_every_difference_loses_the_stream(found: Completion | None, lost: int, doubled: int) -> None:
+    stream = Stream("job", 0.0, accepted=1.0, ended=2.0, completion=found)
+    losses = compare_streams([stream], WANTED)
+    assert (losses.tokens_lost, losses.tokens_doubled) == (lost, doubled)
+    assert losses.streams_lost == (found != WANTED["job"]) == len(losses.details)
+
+
+def test_what_the_client_library_finds_counts() -> None:
+    twice = StreamCorruptError("choice 0: output came twice: offset 1 after 2 tokens")
+    streams = [
+        Stream("job", 0.0, accepted=1.0, ended=2.0, completion=WANTED["job"], error=twice),
+        Stream("job", 0.0, ended=2.0, error=UnavailableError("no scheduler")),
+    ]
+    losses = compare_streams(streams, WANTED)
+    assert (losses.streams_lost, losses.tokens_doubled) == (1, 1), "a refusal before Accepted is no loss"
+
+
+def test_recovery_is_the_longest_wait_of_those_that_were_open() -> None:
+    streams = [
+        Stream("a", 0.0, accepted=1.0, progress=[2.0, 14.0], ended=15.0),
+        Stream("b", 0.0, accepted=1.0, progress=[9.0, 11.0], ended=12.0),
+        Stream("c", 0.0, accepted=1.0, progress=[9.0], ended=9.5),
+        Stream("d", 11.0, accepted=12.0, progress=[90.0], ended=95.0),
+    ]
+    assert recovery_s(streams, 10.0) == 4.0
+    assert recovery_s(streams, 9.6) == pytest.approx(4.4)
+
+
+def test_a_report_is_clean_only_with_nothing_lost_and_every_kind_injected() -> None:
+    faults = plan_faults(1, 60.0, 2, 2)
+    injected = [Injected(fault, fault.at_s, 1000.0 + fault.at_s) for fault in faults]
+    kill = next(one for one in injected if one.fault.kind is FaultKind.WORKER_KILL)
+    noticed = [Noticed(kill.wall + 0.5, "worker_lost", "scheduler"), Noticed(kill.wall + 0.2, "restarting", "worker")]
+    assert detection_s(kill.fault, kill.wall, noticed) == pytest.approx(0.2)
+    stream = Stream("job", 0.0, accepted=1.0, progress=[2.0], ended=2.0, completion=WANTED["job"])
+    report = make_report(
+        streams=[stream],
+        losses=Losses(),
+        injected=injected,
+        noticed=noticed,
+        remains=Remains(blocks=0, processes=0, sockets=0),
+        memory=[],
+        seconds=60.0,
+        seed=1,
+    )
+    assert report.is_clean
+    assert (report.streams, report.tokens, report.refused) == (1, 3, 0)
+    assert "worker_kill" in render_table(report)
+    fixed = {"streams", "streams_lost", "tokens_lost", "tokens_doubled", "blocks_leaked", "processes_left", "faults"}
+    assert fixed | {"recovery_s"} <= set(msgspec.to_builtins(report))
+    for field in ("streams_lost", "tokens_lost", "tokens_doubled", "blocks_leaked", "processes_left", "sockets_left"):
+        assert not msgspec.structs.replace(report, **{field: 1}).is_clean
+    assert not msgspec.structs.replace(report, faults={**report.faults, "drain": 0}).is_clean
