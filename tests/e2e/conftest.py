@@ -249,6 +249,18 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+@pytest.fixture(scope="session")
+def make_stack() -> Callable[..., ServedStack]:
+    """`make_stack(folder, *settings)` starts one that the caller ends."""
+    return ServedStack
+
+
+@pytest.fixture(scope="session")
+def free_address() -> Callable[[], str]:
+    """Addresses on loopback that nobody listens on."""
+    return lambda: f"127.0.0.1:{_free_port()}"
+
+
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Callable[..., ServedStack]]:
     """Starts stacks of a test's own; what is left of them is killed at the end."""

@@ -189,3 +189,15 @@ async def test_a_fault_of_ours_ends_one_call_with_a_trace_and_without_text(
     assert trace in logged.out + logged.err
     assert "SECRET" not in logged.out + logged.err + str(error.trailing) + error.message
     assert (await rig.stub.Tokenize(pb.TokenizeRequest(text="a"))).token_ids
+
+
+async def test_min_tokens_that_the_prompt_leaves_no_room_for(rig: Any) -> None:
+    ids = pb.TokenIds(ids=[1] * 100)
+    stopping = pb.Stopping(min_tokens=29)
+    error = await rig.caller.error(rig.stub.Generate(pb.GenerateRequest(token_ids=ids, stopping=stopping)))
+    assert (error.code, error.fields) == (grpc.StatusCode.INVALID_ARGUMENT, ["stopping.min_tokens"])
+    assert error.info.metadata["max_model_len"] == "128"
+    call = rig.stub.Generate(pb.GenerateRequest(token_ids=ids, stopping=pb.Stopping(min_tokens=28)))
+    submit = await rig.scheduler.accept()
+    assert submit.sampling.min_tokens == 28
+    call.cancel()

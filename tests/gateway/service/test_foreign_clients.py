@@ -3,8 +3,10 @@
 import asyncio
 import base64
 import json
+import os
 import shutil
 import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from importlib.resources import files
@@ -24,6 +26,7 @@ from chairlift.v1 import inference_pb2_grpc as pb_grpc
 NODE_FOLDER = Path(__file__).parent / "node"
 PROTO = Path(chairlift.__file__).parents[1]
 OPENSSL, NODE, NPM = shutil.which("openssl"), shutil.which("node"), shutil.which("npm")
+BUF = shutil.which("buf", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
 SERVICE_CONFIG = files("chairlift.v1").joinpath("service_config.json").read_text()
 pytestmark = pytest.mark.skipif(OPENSSL is None, reason="certificates are made with openssl, which is not here")
 
@@ -130,3 +133,19 @@ async def test_generated_stubs_stream_with_call_credentials_and_the_shipped_serv
             events = await rig.caller.events(call)
         assert "".join(event.delta.text for event in events) == "ok"
         assert submit.tenant == "acme"
+
+
+async def test_a_tool_of_the_command_line_finds_its_way_by_reflection(rig: Any, spell: Any) -> None:
+    """`buf curl`, as `grpcurl` does, needs no .proto file."""
+    if BUF is None:
+        pytest.skip("buf is not here")
+    url = f"http://127.0.0.1:{rig.service.port}/chairlift.v1.InferenceService/Generate"
+    command = [BUF, "curl", "--protocol", "grpc", "--http2-prior-knowledge", "-d", '{"text": "hi"}', url]
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    submit = await rig.scheduler.accept()
+    rig.scheduler.tokens(submit.handle, 0, *spell("ok"))
+    rig.scheduler.finish(submit.handle, 2)
+    async with asyncio.timeout(60):
+        out, _ = await process.communicate()
+    assert process.returncode == 0
+    assert b'"text":"ok"' in out.replace(b" ", b"")

@@ -195,3 +195,20 @@ async def test_a_slow_reader_gets_its_tokens_together(rig: Any, spell: Spell) ->
     assert len(deltas) < num_tokens
     assert [delta.offset for delta in deltas] == [sum(d.num_tokens for d in deltas[:i]) for i in range(len(deltas))]
     assert all(len(delta.logprobs) == delta.num_tokens for delta in deltas)
+
+
+async def test_a_full_gateway_refuses_every_kind_of_call_but_cancel(start_rig: Any) -> None:
+    async with start_rig(max_concurrent_streams=1) as rig:
+        waiting = rig.stub.Explain(pb.ExplainRequest(request_id="r"))
+        query = await rig.scheduler.next(front.ExplainQuery)
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{rig.service.port}", options=_OWN_CONNECTION) as channel:
+            stub: Any = pb_grpc.InferenceServiceStub(channel)
+            for call in (stub.Tokenize(pb.TokenizeRequest(text="a")), stub.Resume(pb.ResumeRequest(request_id="r"))):
+                error = await rig.caller.error(call)
+                assert (error.code, error.info.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_STREAMS")
+            cancel = stub.Cancel(pb.CancelRequest(request_id="r"))
+            asked = await rig.scheduler.next(front.Cancel)
+            rig.scheduler.send(front.CancelReply(asked.query, CancelOutcome.WAS_WAITING))
+            assert (await cancel).outcome == pb.CANCEL_OUTCOME_WAS_WAITING
+        rig.scheduler.send(front.QueryFailed(query.query, "UNKNOWN_REQUEST", ""))
+        assert (await rig.caller.error(waiting)).code is grpc.StatusCode.NOT_FOUND
