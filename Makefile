@@ -9,7 +9,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-builtin-rules
-.PHONY: run setup test fuzz fuzz-ci check check-kernels stubs lock compose-engine compose-test clean help
+.PHONY: run setup test fuzz fuzz-ci chaos check check-kernels stubs lock compose-engine compose-test clean help
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -33,6 +33,9 @@ fuzz-ci: setup ## 10,000 requests and 50,000 mutated inputs that nobody should s
 
 fuzz: setup ## the same with 100,000 of each, other ones every time
 	FUZZ=long $(BIN)/python -m pytest -q --timeout=7200 $(wildcard tests/fuzz/fuzz_*.py) $(ARGS)
+
+chaos: setup ## two minutes of load with every kind of fault: no stream, token, block, process or socket may be lost
+	$(BIN)/chairlift chaos --seconds 120 --seed 1 $(ARGS)
 
 check: setup ## lint, format, types, import rules, stubs in step, the public contract, check-kernels
 	$(BIN)/ruff check .

@@ -35,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--users", type=positive_int, default=8, metavar="N", help="streams at a time (8)")
     parser.add_argument("--jobs", type=positive_int, default=16, metavar="N", help="different requests (16)")
     parser.add_argument("--log", type=Path, metavar="FILE", help="keep what the processes write")
+    parser.add_argument("--report", type=Path, metavar="FILE.md", help="write a report, with plots beside it")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     add_model_flags(parser)
     parser.epilog = (
@@ -46,8 +47,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Runs and reports."""
     with bench_errors(), tempfile.TemporaryDirectory(prefix="chairlift-chaos-") as folder:
+        from deploy.bench.chaos.document import write_document
         from deploy.bench.chaos.report import render_table
         from deploy.bench.chaos.run import ChaosOptions, run_chaos
+        from deploy.bench.output.machine_line import describe_here
 
         options = ChaosOptions(
             seconds=arguments.seconds,
@@ -59,6 +62,8 @@ def run(arguments: argparse.Namespace) -> int:
             log=arguments.log or Path(folder) / "stack.log",
         )
         report = run_chaos(settings_from(arguments, beneath=_BENEATH), options)
+        if arguments.report is not None:
+            write_document(report, arguments.report, describe_here())
         if arguments.json:
             sys.stdout.write(msgspec.json.encode(report).decode() + "\n")
         else:

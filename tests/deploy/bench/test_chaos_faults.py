@@ -1,15 +1,18 @@
 """The schedule of faults: seeded, complete, within its time; what of a run is told, and what makes it clean."""
 
+from pathlib import Path
+
 import msgspec
 import pytest
 
 from chairlift.client import Choice, Completion, FinishReason, StreamCorruptError, UnavailableError
+from deploy.bench.chaos.document import write_document
 from deploy.bench.chaos.faults import LEAD_S, FaultKind, missing_kinds, plan_faults
 from deploy.bench.chaos.inject import Injected
 from deploy.bench.chaos.load import Stream
 from deploy.bench.chaos.report import Remains, detection_s, make_report, render_table
 from deploy.bench.chaos.verdict import Losses, compare_streams, recovery_s
-from deploy.bench.chaos.watch import Noticed
+from deploy.bench.chaos.watch import MemorySample, Noticed
 
 
 @pytest.mark.parametrize("seconds", [30.0, 120.0, 1200.0])
@@ -99,3 +102,17 @@ def test_a_report_is_clean_only_with_nothing_lost_and_every_kind_injected() -> N
     for field in ("streams_lost", "tokens_lost", "tokens_doubled", "blocks_leaked", "processes_left", "sockets_left"):
         assert not msgspec.structs.replace(report, **{field: 1}).is_clean
     assert not msgspec.structs.replace(report, faults={**report.faults, "drain": 0}).is_clean
+
+
+def test_a_report_becomes_a_document_with_plots(tmp_path: Path) -> None:
+    memory = [MemorySample(float(at), {"worker 0": at << 20, "gateway 0": 5 << 20}) for at in range(1, 50)]
+    report = make_report(
+        streams=[], losses=Losses(), injected=[], noticed=[], remains=Remains(blocks=0, processes=0, sockets=0),
+        memory=memory, seconds=60.0, seed=1,
+    )  # fmt: skip
+    write_document(report, tmp_path / "chaos.md", "a machine")
+    text = (tmp_path / "chaos.md").read_text()
+    assert "--seconds 60 --seed 1" in text
+    for plot in ("chaos-workers.svg", "chaos-gateways-schedulers.svg"):
+        assert plot in text
+        assert 'class="line"' in (tmp_path / plot).read_text()
