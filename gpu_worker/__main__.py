@@ -17,7 +17,7 @@ from chairlift.runtime.sockets import EndpointError
 from chairlift.runtime.telemetry import configure_logging
 from chairlift.runtime.tracing import open_tracing
 from gpu_worker.host_memory import limit_arenas
-from gpu_worker.threads import prepare_openmp, usable_cores
+from gpu_worker.threads import plan_threads, prepare_openmp
 
 _NUM_ARENAS = 2
 
@@ -27,7 +27,8 @@ def main(argv: Sequence[str]) -> int:
     die_with_parent()
     settings = parse_settings(argv, "gpu_worker")
     configure_logging(settings.telemetry, "worker")
-    num_threads = settings.worker.num_threads or usable_cores()
+    worker = settings.worker
+    num_threads = plan_threads(worker.num_threads, worker.thread_spin_us, worker.pin_threads).num_threads
     prepare_openmp(os.environ, num_threads)
     limit_arenas(_NUM_ARENAS)
     with stop_on_signals() as stop:

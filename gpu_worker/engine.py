@@ -12,6 +12,7 @@ from chairlift.runtime.model_source import ModelSource, fingerprint_model
 from chairlift.runtime.settings import Settings
 from gpu_worker.backends.backend import Backend, Model
 from gpu_worker.backends.device import DeviceModel
+from gpu_worker.backends.native import NativeModel
 from gpu_worker.batch.limits import BatchLimits
 from gpu_worker.execution import Execution, Launcher, OverlappedExecution, SerialExecution
 from gpu_worker.faults import FaultInjector
@@ -143,6 +144,9 @@ def _build_runner(
         match model:
             case DeviceModel():
                 return model.new_runner(cache, limits, epoch, faults, is_measuring=is_measuring)
+            case NativeModel():
+                decoder = model.new_decoder(limits)
+                return Runner(decoder, cache, limits, epoch, faults, decoder.greedy)
             case _:
                 return Runner(model.new_decoder(limits), cache, limits, epoch, faults)
 

@@ -23,10 +23,11 @@ from gpu_worker.faults import FaultInjector
 from gpu_worker.host_pool import HostPool
 from gpu_worker.kv_cache import KvCache
 from gpu_worker.results import pack_ends, pack_ids, prompt_logprobs, prompt_span, row_logprobs
+from gpu_worker.sampling.choose import greedy_rows
 from gpu_worker.sampling.logprobs import LogprobTask, TokenLogprobs
 from gpu_worker.sampling.penalties import PenaltyCounters
 from gpu_worker.sampling.rows import Needs, SamplingRows
-from gpu_worker.sampling.sampler import Sampled, Sampler
+from gpu_worker.sampling.sampler import GreedyRows, Sampled, Sampler
 
 Result = StepDone | StepFailed | NeedSnapshot
 
@@ -56,7 +57,9 @@ class Runner:
         limits: BatchLimits,
         worker_epoch: int,
         faults: FaultInjector | None = None,
+        greedy: GreedyRows = greedy_rows,
     ) -> None:
+        """`greedy`: what chooses among logits where a row asks for nothing else."""
         self.counters = RunnerCounters()
         self._decoder = decoder
         self._cache = cache
@@ -66,7 +69,7 @@ class Runner:
         self._state = BatchState(limits, self._device)
         self._rows = SamplingRows(limits.max_num_seqs, decoder.config.eos_token_ids, self._device)
         self._penalties = PenaltyCounters(limits.max_num_seqs, limits.vocab_size, self._device)
-        self._sampler = Sampler(self._rows, self._penalties)
+        self._sampler = Sampler(self._rows, self._penalties, greedy)
         self._faults = faults or FaultInjector()
         self.last_step = 0
         """Number of the last plan carried out; 0 before the first."""

@@ -1,7 +1,7 @@
 """Each CPU kernel by itself: its time, what it moves or computes a second, and its share of what the machine can do.
 
-`python -m deploy.bench.kernels --json`. Ceilings are measured just before. torch and the worker are imported when it
-runs, and not for `--help`.
+`chairlift bench kernels --json`. Ceilings are measured just before. torch and the worker are imported when it runs, and
+not for `--help`.
 """
 
 import argparse
@@ -34,26 +34,15 @@ class Figure:
     share_of_compute: float
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the command."""
-    parser.add_argument("--json", action="store_true", help="one object, for programs")
-    parser.add_argument("--threads", type=int, metavar="N", help="threads of the kernels (the machine's cores)")
-    parser.add_argument("--repeats", type=int, default=5, metavar="N", help="times that each case runs (5)")
-    parser.add_argument("--only", default="", metavar="TEXT", help="cases whose name holds this")
-    parser.add_argument(
-        "--instruction-set", metavar="NAME", help="another than the machine's best: amx, v4-bf16, v3, …"
-    )
-
-
 def run(arguments: argparse.Namespace) -> int:
     """Measures and prints. Returns `EXIT_NO_KERNELS` where there are no native kernels."""
     from deploy.bench.kernel_cases import cases
     from gpu_worker.kernels.cpu.backend import open_cpu_kernels
     from gpu_worker.kernels.cpu.ceilings import measure_ceilings
     from gpu_worker.kernels.cpu.library import KernelsUnavailableError
-    from gpu_worker.threads import usable_cores
+    from gpu_worker.threads import core_processors
 
-    threads = arguments.threads or usable_cores()
+    threads = arguments.threads or len(core_processors())
     try:
         kernels = open_cpu_kernels(threads, arguments.instruction_set)
     except KernelsUnavailableError as error:
@@ -98,14 +87,3 @@ def _print_table(head: dict[str, object], figures: list[Figure]) -> None:
             f"{each.kernel:34} {each.best_ms:9.3f} {each.median_ms:9.3f} {each.gb_s:7.2f} {each.gop_s:8.1f} "
             f"{each.share_of_memory:7.0%} {each.share_of_compute:8.1%}"
         )
-
-
-def main() -> int:
-    """`python -m deploy.bench.kernels`."""
-    parser = argparse.ArgumentParser(prog="python -m deploy.bench.kernels", description=__doc__)
-    add_arguments(parser)
-    return run(parser.parse_args())
-
-
-if __name__ == "__main__":
-    sys.exit(main())

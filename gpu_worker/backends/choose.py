@@ -11,7 +11,7 @@ from gpu_worker.backends.reference import ReferenceBackend
 from gpu_worker.kernels.cpu.library import KernelsUnavailableError
 from gpu_worker.loading.loader import ModelFiles
 from gpu_worker.sizes import Sizes, UnusableSettingsError
-from gpu_worker.threads import usable_cores
+from gpu_worker.threads import plan_threads
 
 
 def choose_backend(settings: Settings, files: ModelFiles, sizes: Sizes) -> Backend:
@@ -44,12 +44,17 @@ def _open_native(settings: Settings, files: ModelFiles, sizes: Sizes) -> NativeB
     if obstacle := find_obstacle(files.config, sizes.block_size):
         raise KernelsUnavailableError(obstacle)
     quantization = "none" if settings.model.quantization == "auto" else settings.model.quantization
-    num_threads = settings.worker.num_threads or usable_cores()
-    backend = NativeBackend(sizes.dtype, quantization, num_threads, settings.worker.thread_spin_us)
+    worker = settings.worker
+    threads = plan_threads(worker.num_threads, worker.thread_spin_us, worker.pin_threads)
+    backend = NativeBackend(sizes.dtype, quantization, threads)
     # What is left to torch is small: a second team of threads would only be in the way of the kernels' own.
     torch.set_num_threads(1)
     structlog.get_logger().info(
-        "native_kernels_ready", instruction_set=backend.instruction_set, num_threads=num_threads
+        "native_kernels_ready",
+        instruction_set=backend.instruction_set,
+        num_threads=threads.num_threads,
+        spin_us=threads.spin_us,
+        pinned_to=list(threads.cpus) or "no processor",
     )
     return backend
 

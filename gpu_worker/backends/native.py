@@ -17,6 +17,7 @@ from gpu_worker.kernels.cpu.threads import ThreadTeam
 from gpu_worker.loading.config import ModelConfig
 from gpu_worker.loading.loader import ModelFiles
 from gpu_worker.loading.reader import Progress, no_progress
+from gpu_worker.threads import ThreadPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class NativeBackend:
     name = "native"
     is_deterministic = True
 
-    def __init__(self, dtype: torch.dtype, quantization: str, num_threads: int, spin_us: float) -> None:
+    def __init__(self, dtype: torch.dtype, quantization: str, threads: ThreadPlan) -> None:
         """`dtype` of KV pages, and of weights that are not quantised. Compiles the kernels where need be.
 
         Raises KernelsUnavailableError, whose one line says why.
@@ -50,7 +51,7 @@ class NativeBackend:
         self.quantization = quantization
         self._dtype = dtype
         self._library: Library = load_library()
-        self._team = ThreadTeam(self._library, num_threads, spin_us)
+        self._team = ThreadTeam(self._library, threads.num_threads, threads.spin_us, threads.cpus)
 
     @property
     def instruction_set(self) -> str:

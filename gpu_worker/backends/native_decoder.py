@@ -13,6 +13,7 @@ import torch
 from gpu_worker.kernels.cpu.arguments import KernelArgumentError, address
 from gpu_worker.kernels.cpu.attention import row_bounds
 from gpu_worker.kernels.cpu.decoder import CpuDecoder
+from gpu_worker.kernels.cpu.greedy import greedy_rows
 from gpu_worker.kernels.cpu.library import Step
 from gpu_worker.model.decoder import LayerPages, StepInput
 
@@ -47,6 +48,10 @@ class NativeDecoder(CpuDecoder):
         rows = address(hidden, "hidden", (num_rows, self.config.hidden_size), torch.float32)
         self._library.decoder_logits(self._decoder, self._team.pool, rows, num_rows, self._logits.data_ptr())
         return self._logits[:num_rows]
+
+    def greedy(self, logits: torch.Tensor) -> torch.Tensor:
+        """As `gpu_worker.sampling.choose.greedy_rows`, on this decoder's threads."""
+        return greedy_rows(self._library, self._team, logits)
 
     def _prepare(self, step: StepInput, pages: Sequence[LayerPages]) -> None:
         """Checks the tensors and notes where they are. Raises KernelArgumentError."""

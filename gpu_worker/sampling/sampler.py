@@ -1,5 +1,6 @@
 """One token for each row that samples: groups rows by what they need and runs only that."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +12,8 @@ from gpu_worker.sampling.host import HostSampler
 from gpu_worker.sampling.logprobs import TokenLogprobs, logprob_tasks
 from gpu_worker.sampling.penalties import PenaltyCounters
 from gpu_worker.sampling.rows import Needs, SamplingRows
+
+GreedyRows = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +28,10 @@ class Sampled:
 class Sampler:
     """Sampling for the rows of one batch."""
 
-    def __init__(self, rows: SamplingRows, counters: PenaltyCounters) -> None:
+    def __init__(self, rows: SamplingRows, counters: PenaltyCounters, greedy: GreedyRows = greedy_rows) -> None:
+        """`greedy`: another implementation of `greedy_rows`."""
         self._rows = rows
+        self._greedy = greedy
         self._counters = counters
         self._host: HostSampler | None = None
 
@@ -37,7 +42,7 @@ class Sampler:
         """
         needs = self._rows.needs[rows]
         if not needs.any():
-            return Sampled(greedy_rows(logits), [])
+            return Sampled(self._greedy(logits), [])
         asked = np.where(needs & Needs.LOGPROBS, self._rows.num_logprobs[rows], -1)
         tasks = logprob_tasks(logits, asked)
         self._mask_ends(logits, rows, offsets, needs)
@@ -92,7 +97,7 @@ class Sampler:
             where = self._upload(logits, members)
             group = logits[where] if len(members) < len(rows) else logits
             if not wanted & Needs.RANDOM:
-                token_ids[where] = greedy_rows(group)
+                token_ids[where] = self._greedy(group)
                 continue
             is_filtered = bool(wanted & Needs.FILTER)
             token_ids[where] = self._sample_group(group, rows[members], offsets[members], filtered=is_filtered)

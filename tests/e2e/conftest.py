@@ -24,10 +24,12 @@ from chairlift.runtime.settings import ModelSettings, Settings
 from chairlift.v1 import ops_pb2, ops_pb2_grpc
 from gpu_worker.backends.backend import Model
 from gpu_worker.backends.choose import choose_backend
+from gpu_worker.backends.native_decoder import NativeDecoder
 from gpu_worker.batch.limits import BatchLimits
 from gpu_worker.kv_cache import KvCache, KvGeometry
 from gpu_worker.loading.loader import open_model
 from gpu_worker.runner import Runner
+from gpu_worker.sampling.choose import greedy_rows
 from gpu_worker.sizes import choose_sizes
 from scheduler_svc.core import effects, events
 from scheduler_svc.core.config import SchedulingConfig
@@ -169,7 +171,9 @@ class EngineFactory:
             "model", "f00d", config.vocab_size, model_len, tuple(config.eos_token_ids), 16, num_blocks,
             num_host_blocks, max_num_seqs, max_num_batched_tokens, cache.geometry.bytes_per_token, str(self._dtype),
         )  # fmt: skip
-        runner = Runner(self.model.new_decoder(limits), cache, limits, _EPOCH)
+        decoder = self.model.new_decoder(limits)
+        greedy = decoder.greedy if isinstance(decoder, NativeDecoder) else greedy_rows
+        runner = Runner(decoder, cache, limits, _EPOCH, greedy=greedy)
         return Engine(runner, geometry, msgspec.structs.replace(SchedulingConfig(), **knobs))
 
 

@@ -1,4 +1,8 @@
-"""The native kernels put together: what a decoder on the CPU takes instead of the torch operations."""
+"""Each native kernel by itself, behind the interfaces that its torch reference has.
+
+For tests, which compare the two over a grid of shapes, and for `chairlift bench kernels`, which times them. A step of
+the service calls the same kernels in C++ (decoder.py), where 200 calls through Python would cost as much as they do.
+"""
 
 from dataclasses import dataclass
 

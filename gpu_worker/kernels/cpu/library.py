@@ -143,7 +143,7 @@ class Step(ctypes.Structure):
 
 _P, _I, _L, _F = c_void_p, c_int32, c_int64, c_float
 _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
-    "chairlift_pool_create": (_P, (_I, _L)),
+    "chairlift_pool_create": (_P, (_I, _L, _P)),
     "chairlift_pool_destroy": (None, (_P,)),
     "chairlift_attention": (_I, (_P, _I, POINTER(AttentionShape), _P, _L, _P, _P, _P, _L, _P, _P, _I, _P, _L)),
     "chairlift_rms_norm": (None, (_P, _I, _P, _P, _P, _P, _L, _I, _F)),

@@ -10,6 +10,7 @@ from chairlift.runtime.model_source import ModelSource
 from gpu_worker.backends.native import NativeBackend, NativeModel
 from gpu_worker.kernels.cpu.library import KernelsUnavailableError
 from gpu_worker.loading.loader import open_model
+from gpu_worker.threads import ThreadPlan
 
 
 @pytest.fixture(scope="session")
@@ -18,7 +19,7 @@ def load_native() -> Callable[..., NativeModel]:
 
     def load(source: ModelSource, dtype: torch.dtype = torch.float32, quantization: str = "none") -> NativeModel:
         try:
-            backend = NativeBackend(dtype, quantization, num_threads=2, spin_us=0)
+            backend = NativeBackend(dtype, quantization, ThreadPlan(2, 0.0, ()))
         except KernelsUnavailableError as error:
             pytest.skip(str(error))
         return backend.load(open_model(source))

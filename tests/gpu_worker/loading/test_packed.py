@@ -14,12 +14,13 @@ from gpu_worker.kernels.cpu.library import KernelsUnavailableError
 from gpu_worker.kernels.cpu.linear import LinearKernels, PackedLinear, WeightKind
 from gpu_worker.kernels.cpu.packing import PackedWeights
 from gpu_worker.loading.loader import ModelFiles, load_model, open_model
+from gpu_worker.threads import ThreadPlan
 
 
 @pytest.fixture(scope="module")
 def kernels() -> LinearKernels:
     try:
-        backend = NativeBackend(torch.float32, "gguf", num_threads=1, spin_us=0)
+        backend = NativeBackend(torch.float32, "gguf", ThreadPlan(1, 0.0, ()))
     except KernelsUnavailableError as error:
         pytest.skip(str(error))
     return LinearKernels(backend._library, backend._team)

@@ -3,6 +3,7 @@
 #include <immintrin.h>
 #include <linux/futex.h>
 #include <pthread.h>
+#include <sched.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -29,6 +30,16 @@ int64_t now_ns() {
   clock_gettime(CLOCK_MONOTONIC, &t);
   return int64_t(t.tv_sec) * 1000000000 + t.tv_nsec;
 }
+// Advice: a system that refuses leaves the thread where it is.
+void pin(pthread_t thread, int cpu) {
+  cpu_set_t* set = CPU_ALLOC(size_t(cpu) + 1);
+  if (!set) return;
+  const size_t bytes = CPU_ALLOC_SIZE(size_t(cpu) + 1);
+  CPU_ZERO_S(bytes, set);
+  CPU_SET_S(size_t(cpu), bytes, set);
+  pthread_setaffinity_np(thread, bytes, set);
+  CPU_FREE(set);
+}
 // True when `ready` held within the time.
 template <class F>
 bool spin(int64_t limit_ns, F ready) {
@@ -52,7 +63,7 @@ struct Pool::Thread {
   pthread_t id;
 };
 
-Pool* Pool::create(int num_threads, int64_t spin_ns) {
+Pool* Pool::create(int num_threads, int64_t spin_ns, const int32_t* cpus) {
   Pool* pool = new (std::nothrow) Pool;
   if (!pool) return nullptr;
   pool->num_threads_ = num_threads;
@@ -70,6 +81,7 @@ Pool* Pool::create(int num_threads, int64_t spin_ns) {
            return nullptr;
          }, &t) == 0;
     if (ok) pool->num_started_ = i;
+    if (ok && cpus) pin(t.id, cpus[i]);
   }
   if (ok) return pool;
   delete pool;
@@ -174,8 +186,9 @@ void Pool::helper(int thread) {
 
 }  // namespace cl
 
-CL_EXPORT void* chairlift_pool_create(int32_t num_threads, int64_t spin_ns) {
-  return cl::Pool::create(num_threads, spin_ns);
+// cpus: the processor of each thread, of which the first, the caller's, is not applied; or null.
+CL_EXPORT void* chairlift_pool_create(int32_t num_threads, int64_t spin_ns, const int32_t* cpus) {
+  return cl::Pool::create(num_threads, spin_ns, cpus);
 }
 CL_EXPORT void chairlift_pool_destroy(void* pool) { delete static_cast<cl::Pool*>(pool); }
 

@@ -19,7 +19,7 @@ class Pool {
   static constexpr int kMaxThreads = 256;
 
   // Null when memory or threads cannot be had. `num_threads` counts the calling thread.
-  static Pool* create(int num_threads, int64_t spin_ns);
+  static Pool* create(int num_threads, int64_t spin_ns, const int32_t* cpus);
   ~Pool();
 
   // Runs body(item, thread) once for every item in [0, count). Returns when all are done. One caller at a time.
