@@ -200,7 +200,7 @@ def churn(num_seqs: int, num_steps: int) -> dict[str, float]:
     return measure(bench, num_steps, one_arrival_an_end)
 
 
-def submits(num_waiting: int = 10_000) -> dict[str, float]:
+def submits(num_waiting: int) -> dict[str, float]:
     """A Submit with `num_waiting` waiting, the prediction of its first token included, the hashing of its blocks told
     apart; and what a waiting request weighs beyond its token ids."""
     prompt_len = 256
@@ -216,7 +216,7 @@ def submits(num_waiting: int = 10_000) -> dict[str, float]:
         bench.submit(prompt_len, max_tokens=64)
     after, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    times = [bench.submit(prompt_len, max_tokens=64) / 1000 for _ in range(1000)]
+    times = [bench.submit(prompt_len, max_tokens=64) / 1000 for _ in range(min(num_waiting, 1000))]
     hash_us = _hashing_us(prompt_len)
     return {
         "submit_us": round(statistics.median(times) - hash_us, 1),
@@ -238,20 +238,20 @@ def _quietest(measure_once: Callable[[], dict[str, float]], num_rounds: int) -> 
     return min((measure_once() for _ in range(num_rounds)), key=lambda figures: figures["mean_us"])
 
 
-def run(num_steps: int, num_rounds: int = 3) -> dict[str, Any]:
+def run(num_steps: int, num_rounds: int = 3, num_waiting: int = 10_000) -> dict[str, Any]:
     """Everything, as the command prints it."""
     kinds: dict[str, Callable[[int], dict[str, float]]] = {
         "steady": lambda n: steady(n, num_steps),
         "steady_aligned": lambda n: steady(n, num_steps, is_aligned=True),
         "steady_recorded": lambda n: steady(n, num_steps, is_recorded=True),
-        "waiting_10000": lambda n: steady(n, num_steps, num_waiting=10_000),
+        "waiting_10000": lambda n: steady(n, num_steps, num_waiting=num_waiting),
         "mixed_prefill": lambda n: mixed_prefill(n, num_steps),
         "churn": lambda n: churn(n, num_steps),
     }
     result: dict[str, Any] = {
         name: {str(n): _quietest(partial(kind, n), num_rounds) for n in RUNNING} for name, kind in kinds.items()
     }
-    result.update(submits())
+    result.update(submits(num_waiting))
     return result
 
 

@@ -28,7 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Measures and prints."""
     with bench_errors():
         from deploy.bench import scheduler
-        from deploy.bench.beside.vllm import measure_vllm_scheduler
+        from deploy.bench.beside.measure_vllm import measure_vllm_scheduler
 
         result = scheduler.run(arguments.steps, arguments.rounds)
         if arguments.vllm is not None:
