@@ -5,6 +5,7 @@ run at once as there are cores; each one's output comes when it ends. Exits 1 wh
 tests.gpu_worker.check_kernels NAME …`` runs those alone.
 """
 
+import contextlib
 import importlib.util
 import os
 import platform
@@ -12,6 +13,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -72,7 +74,41 @@ class Outcome:
     output: str
 
 
-def run(proof: Proof) -> Outcome:
+class Running:
+    """Processes of proofs in work. Each has a group of its own, since a proof may have processes of its own too."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pids: set[int] = set()
+        self._has_ended = False
+
+    def add(self, pid: int) -> None:
+        """A proof began; one that begins after the end is ended at once."""
+        with self._lock:
+            self._pids.add(pid)
+            if self._has_ended:
+                end_group(pid)
+
+    def remove(self, pid: int) -> None:
+        """It ended."""
+        with self._lock:
+            self._pids.discard(pid)
+
+    def end(self) -> None:
+        """Leaves none behind."""
+        with self._lock:
+            self._has_ended = True
+            for pid in self._pids:
+                end_group(pid)
+
+
+def end_group(pid: int) -> None:
+    """Kills a proof with all that it started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def run(proof: Proof, running: Running) -> Outcome:
     """Runs a proof to its end."""
     started = time.monotonic()
     command = [sys.executable, "-m", proof.module, *proof.arguments]
@@ -85,21 +121,28 @@ def run(proof: Proof) -> Outcome:
         text=True,
         start_new_session=True,
     ) as process:
+        running.add(process.pid)
         try:
             output, _ = process.communicate(timeout=PROOF_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            # A proof may have processes of its own: none is left behind.
-            os.killpg(process.pid, signal.SIGKILL)
+            end_group(process.pid)
             output, _ = process.communicate()
             output += f"\nstopped after {PROOF_TIMEOUT_S} s\n"
+        finally:
+            running.remove(process.pid)
     return Outcome(proof, process.returncode, time.monotonic() - started, output)
 
 
 def run_all(proofs: Sequence[Proof], num_jobs: int) -> Iterator[Outcome]:
-    """As they end."""
+    """As they end. Whatever ends this ends them."""
+    running = Running()
     with ThreadPoolExecutor(num_jobs) as pool:
-        for done in as_completed([pool.submit(run, proof) for proof in proofs]):
-            yield done.result()
+        try:
+            for done in as_completed([pool.submit(run, proof, running) for proof in proofs]):
+                yield done.result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+            running.end()
 
 
 def main(names: Sequence[str]) -> int:
@@ -109,6 +152,7 @@ def main(names: Sequence[str]) -> int:
         print("check-kernels: the package triton is not installed (it is for Linux x86-64): nothing is proven")
         return 1 if is_expected else 0
     proofs = [proof for proof in all_proofs() if not names or proof.name in names]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     started, failed = time.monotonic(), []
     for outcome in run_all(proofs, os.cpu_count() or 1):
         held = "ok" if outcome.code == 0 else f"FAILED, exit code {outcome.code}"
