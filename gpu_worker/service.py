@@ -194,7 +194,7 @@ def _figures(engine: Engine) -> dict[str, object]:
         "device": geometry.device,
         "attention": engine.attention,
         "dtype": geometry.dtype,
-        "num_threads": torch.get_num_threads(),
+        "torch_threads": torch.get_num_threads(),
         "max_model_len": geometry.max_model_len,
         "max_num_seqs": geometry.max_num_seqs,
         "max_num_batched_tokens": geometry.max_num_batched_tokens,

@@ -139,7 +139,7 @@ def test_the_process_serves_and_ends_on_sigterm(worker_settings: Settings, new_s
         process.kill()
     assert process.returncode == ExitCode.OK
     assert '"kv_cache_ready"' in errors
-    assert '"num_threads": 1' in errors
+    assert '"torch_threads": 1' in errors
 
 
 def test_threads_are_chosen_before_openmp_reads_them(tmp_path: Path) -> None:
