@@ -20,8 +20,8 @@ from deploy.bench.gateway_front.clients import Seen
 from deploy.bench.gateway_front.stand_in import SchedulerStandIn
 from deploy.bench.observe.processes import measure_cpu_s
 
-_START_S = 240.0
-_END_S = 120.0
+_START_S = 600.0
+_END_S = 300.0
 _STREAMS_A_CHANNEL = 100
 
 
