@@ -1,7 +1,7 @@
 """Runs one random life of the core; test_purity and test_recording start it in processes of their own.
 
-Arguments: number of rounds, and (optionally) a file to record to, "tokens" or "redacted", and after how many rounds
-a new file begins (named with a number behind). Prints a hash of all effects, the number of events and of steps.
+Arguments: number of rounds, and (optionally) a file to record to, "tokens" or "redacted", after how many rounds a new
+file begins (named with a number behind), and which life. Prints a hash of all effects, and how many events and steps.
 """
 
 import hashlib
@@ -30,8 +30,8 @@ CONFIG = SchedulingConfig(watermark_ppm=20_000, policy="fair", tenants=("t1: wei
 class Life:
     """A core, a device, and events of every kind."""
 
-    def __init__(self, core: Core, handle: Callable[[events.Event, int], list[Effect]]) -> None:
-        self.chance = random.Random(5)
+    def __init__(self, core: Core, handle: Callable[[events.Event, int], list[Effect]], seed: int = 5) -> None:
+        self.chance = random.Random(seed)
         self.geometry = device.Geometry("m", "f", 1000, 120, (2,), 4, 60, 0, 8, 40, 4, "float32")
         self.core = core
         self.handle = handle
@@ -142,8 +142,8 @@ def main(arguments: list[str]) -> None:
     files = Files(Path(arguments[1]))
     recorded = RecordedCore(CONFIG, b"key", 3, files.write, name_key=b"names", with_tokens=arguments[2] == "tokens")
     files.begin(recorded.header("test"))
-    life = Life(recorded.core, recorded.handle)
     every = int(arguments[3]) if len(arguments) > 3 else num_rounds
+    life = Life(recorded.core, recorded.handle, int(arguments[4]) if len(arguments) > 4 else 5)
     for done in range(0, num_rounds, every):
         if done:
             files.begin(recorded.header("test"))

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from chairlift.ipc import front
@@ -18,6 +18,7 @@ from scheduler_svc.core.policies.fair import SCALE, Fair
 from scheduler_svc.core.policies.fcfs import Fcfs
 from scheduler_svc.core.policies.policy import Policy
 from scheduler_svc.core.policies.priority import Priority
+from scheduler_svc.core.policies.slo import Slo
 from scheduler_svc.core.request import Request, RequestKey
 from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.core.tenants import Tenant, TenantKnobs, parse_rule
@@ -83,7 +84,14 @@ OPERATIONS = st.lists(
 
 @given(operations=OPERATIONS)
 @settings(max_examples=150, deadline=None)
-@pytest.mark.parametrize(("make", "reference"), [(Fcfs, first_by_arrival), (lambda: Priority(50), first_by_priority)])
+@pytest.mark.parametrize(
+    ("make", "reference"),
+    [
+        (Fcfs, first_by_arrival),
+        (lambda: Priority(50), first_by_priority),
+        (lambda: Slo(None, 90), first_by_slack),
+    ],
+)
 def test_the_order_is_the_references(
     make: Callable[[], Policy],
     reference: Callable[[list[Sequence], int], Sequence],
@@ -212,6 +220,43 @@ def test_two_backlogged_tenants_get_service_by_weight_within_the_papers_bound(
         assert abs(difference) <= bound
     print("largest difference", largest, "bound", bound)
     assert service(world, "beta") > 500
+
+
+@given(
+    lengths=st.tuples(*[st.tuples(st.integers(1, 30), st.integers(2, 12))] * 2),
+    weights=st.tuples(st.integers(1, 4), st.integers(1, 4)),
+    costs=st.tuples(st.integers(1, 3), st.integers(1, 4)),
+    seats=st.integers(1, 6),
+)
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_the_bound_holds_for_any_lengths_weights_and_costs(
+    make_world: "Callable[..., World]",
+    lengths: tuple[tuple[int, int], tuple[int, int]],
+    weights: tuple[int, int],
+    costs: tuple[int, int],
+    seats: int,
+) -> None:
+    world = make_world(
+        policy="fair",
+        max_num_seqs=seats,
+        tenants=(f"alpha: weight={weights[0]}", f"beta: weight={weights[1]}"),
+        enable_prefix_caching=False,
+        fair_input_cost=costs[0],
+        fair_output_cost=costs[1],
+    )
+    world.is_checking = False
+    for name, (prompt_len, max_tokens) in zip(("alpha", "beta"), lengths, strict=True):
+        flood(world, name, 14, prompt_len=prompt_len, max_tokens=max_tokens)
+    prompt, output = (max(pair) for pair in zip(*lengths, strict=True))
+    bound = 2 * max(costs[0] * prompt, costs[1] * seats * output) / min(weights)
+
+    def served(name: str, weight: int) -> float:
+        account = world.core.state.tenants.get(name, 0)
+        step = world.core.state.confirmed.step
+        return (costs[0] * account.input_tokens + costs[1] * account.output_tokens(step)) / weight
+
+    for _ in steps_while_both_wait(world, "alpha", "beta"):
+        assert abs(served("alpha", weights[0]) - served("beta", weights[1])) <= bound
 
 
 def test_a_quiet_tenant_is_not_behind_a_flood(make_world: "Callable[..., World]") -> None:

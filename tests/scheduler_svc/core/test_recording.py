@@ -20,9 +20,19 @@ _RUN = Path(__file__).with_name("pure_run.py")
 _NUM_ROUNDS = 4000
 
 
-def record(path: Path, mode: str, hash_seed: str = "3", num_rounds: int = _NUM_ROUNDS, every: int = 0) -> list[int]:
-    environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, str(_RUN), str(num_rounds), str(path), mode, str(every or num_rounds)]
+_REPLAY = """
+import sys
+from scheduler_svc.core.frames import read_frames, read_header
+from scheduler_svc.sim.replay import replay
+with open(sys.argv[1], "rb") as file:
+    result = replay(read_header(file), read_frames(file))
+print(result.num_events, result.num_plans, result.difference)
+"""
+
+
+def record(path: Path, mode: str, num_rounds: int = _NUM_ROUNDS, every: int = 0, life: int = 5) -> list[int]:
+    environment = {**os.environ, "PYTHONHASHSEED": "3", "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, str(_RUN), str(num_rounds), str(path), mode, str(every or num_rounds), str(life)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     return [int(count) for count in done.stdout.split()[1:]]
 
@@ -46,6 +56,23 @@ def test_ten_thousand_events_replay_to_the_same_plans_without_any_token(redacted
     assert result.difference is None
     assert result.num_events == num_events
     assert result.num_plans > 1000
+
+
+@pytest.mark.parametrize("life", [11, 12])
+def test_any_life_replays_to_the_same_plans_under_two_hash_seeds(tmp_path: Path, life: int) -> None:
+    path = tmp_path / "r"
+    num_events, _ = record(path, "redacted", life=life)
+    assert num_events > 10_000
+    told = set()
+    for hash_seed in ("0", "4242"):
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(sys.path)}
+        command = [sys.executable, "-c", _REPLAY, str(path)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        told.add(done.stdout.strip())
+    assert len(told) == 1
+    events, plans, difference = told.pop().split()
+    assert (int(events), difference) == (num_events, "None")
+    assert int(plans) > 1000
 
 
 def test_with_tokens_the_same(tmp_path: Path) -> None:
