@@ -22,6 +22,8 @@ import msgspec
 from chairlift.client import Client, RetryPolicy
 
 FOLDER = Path(__file__).resolve().parent
+PROJECT = "chairlift"
+"""As .env names it."""
 MAX_SLIM_BYTES = 250_000_000
 _SERVICES = ("gateway-a", "gateway-b", "scheduler", "worker")
 _PROMPTS = ("The best thing about trains is", "Once upon a time", "In the mountains, winter")
@@ -39,6 +41,7 @@ class Compose:
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = dict(environ)
+        self._containers: dict[str, str] = {}
         plugin = shutil.which("docker") and self._try("docker", "compose", "version")
         self._command = ("docker", "compose") if plugin else ("docker-compose",)
 
@@ -52,8 +55,15 @@ class Compose:
             raise ProofFailed(f"{' '.join((*self._command, *arguments))} exited with {done.returncode}")
 
     def container(self, service: str) -> str:
-        """Id of a service's container."""
-        return self._output(*self._command, "ps", "--quiet", service)
+        """Id of a service's container. Restarts leave it as it is."""
+        if service not in self._containers:
+            labels = [f"label=com.docker.compose.{name}" for name in (f"project={PROJECT}", f"service={service}")]
+            filters = [part for label in labels for part in ("--filter", label)]
+            found = self._output("docker", "ps", "--quiet", "--no-trunc", *filters)
+            if not found:
+                raise ProofFailed(f"{service} has no running container")
+            self._containers[service] = found
+        return self._containers[service]
 
     def inspect(self, container: str, template: str) -> str:
         """A field of a container or an image."""
@@ -169,8 +179,19 @@ class Victim(msgspec.Struct, frozen=True):
 
 def _find(compose: Compose, service: str, module: str) -> Victim:
     container = compose.container(service)
-    pid = next(pid for pid, line in compose.processes(container) if f"-m {module}" in line)
-    return Victim(service, container, pid)
+    pids = _pids(compose, container, module)
+    if not pids:
+        raise ProofFailed(f"no process in {service} runs {module}")
+    return Victim(service, container, pids[0])
+
+
+def _pids(compose: Compose, container: str, module: str) -> list[int]:
+    return [pid for pid, line in compose.processes(container) if f"-m {module}" in line]
+
+
+def _is_replaced(compose: Compose, victim: Victim, module: str) -> bool:
+    pids = _pids(compose, victim.container, module)
+    return bool(pids) and victim.pid not in pids
 
 
 def _prove(compose: Compose, targets: Sequence[str]) -> None:
@@ -193,7 +214,8 @@ def _prove(compose: Compose, targets: Sequence[str]) -> None:
     streams = _start_streams(targets)
     _wait("streams have begun", _progress(streams, 8), 60)
     worker.kill(streams)
-    took = _wait("streams go on after the worker's death", _progress(streams, 8), 200)
+    took = _wait("another worker is there", lambda: _is_replaced(compose, worker, "gpu_worker"), 60)
+    took += _wait("streams go on after the worker's death", _progress(streams, 8), 200)
     print(f"streams went on {took:.1f} s after the worker died")
     gateway.kill(streams)
     took = _wait("streams go on after a gateway's death", _progress(streams, 8), 120)
