@@ -1,0 +1,1 @@
+"""`chairlift bench overload`: what a replica does with more requests than it can serve."""
