@@ -13,8 +13,8 @@ import grpc
 import grpc.aio
 import msgspec
 
-from chairlift.client import AsyncClient, Completion
-from chairlift.client.connection import KEEPALIVE_S
+from chairlift.client import AsyncClient, Completion, Tls
+from chairlift.client.connection import KEEPALIVE_S, make_connection
 from chairlift.runtime.settings import Settings
 from chairlift.v1 import ops_pb2, ops_pb2_grpc
 from deploy.bench.chaos.faults import plan_faults
@@ -26,6 +26,7 @@ from deploy.bench.chaos.verdict import compare_streams
 from deploy.bench.chaos.watch import MemorySample, Watch, find_leftovers, read_losses, sample_memory, stderr_to
 from deploy.bench.chaos.workload import Job, make_catalogue, with_stop_strings
 from deploy.bench.errors import BenchError
+from deploy.bench.load.grpc_client import open_channel
 from deploy.launcher.ports import is_free
 from deploy.launcher.supervisor import Supervisor
 
@@ -45,6 +46,9 @@ class ChaosOptions(msgspec.Struct, frozen=True, kw_only=True):
     num_users: int
     num_jobs: int
     log: Path
+    token: str | None = None
+    """Of the users, and of an operator: where the settings ask for one."""
+    tls: Tls | bool = False
 
 
 def run_chaos(settings: Settings, options: ChaosOptions) -> ChaosReport:
@@ -98,12 +102,16 @@ class _Run:
             target = str(stack.public)
             # Channels of equal options share one connection, and so one gateway.
             clients = [
-                await exits.enter_async_context(AsyncClient(target, keepalive_s=KEEPALIVE_S + number / 100))
+                await exits.enter_async_context(self._client(target, number))
                 for number in range(2 * self._options.num_gateways)
             ]
             jobs, undisturbed = await self._run_undisturbed(clients[0])
             streams, injector = await self._run_disturbed(stack, clients, jobs)
         return streams, undisturbed, injector
+
+    def _client(self, target: str, number: int) -> AsyncClient:
+        options = self._options
+        return AsyncClient(target, token=options.token, tls=options.tls, keepalive_s=KEEPALIVE_S + number / 100)
 
     async def _run_undisturbed(self, client: AsyncClient) -> tuple[list[Job], dict[str, Completion]]:
         options = self._options
@@ -153,7 +161,7 @@ class _Run:
         """Blocks in use when nothing runs, by every replica's own account."""
         deadline = time.monotonic() + _IDLE_TIMEOUT_S
         while True:
-            replicas = await _replica_loads(str(stack.ops[0]))
+            replicas = await _replica_loads(str(stack.ops[0]), self._options)
             is_idle = not any(one.num_running or one.num_waiting or one.kv_blocks.used for one in replicas)
             if (is_idle and len(replicas) == self._options.num_replicas) or time.monotonic() > deadline:
                 break
@@ -166,11 +174,13 @@ class _Run:
         return sum(one.kv_blocks.used for one in replicas)
 
 
-async def _replica_loads(address: str) -> list[ops_pb2.ReplicaLoad]:
+async def _replica_loads(address: str, options: ChaosOptions) -> list[ops_pb2.ReplicaLoad]:
     """Empty while the gateway does not answer."""
-    async with grpc.aio.insecure_channel(address, options=(("grpc.enable_http_proxy", 0),)) as channel:
+    connection = make_connection(address, options.token, options.tls, KEEPALIVE_S, allow_plaintext_token=False)
+    async with open_channel(connection) as channel:
+        stub = ops_pb2_grpc.OpsServiceStub(channel)
         try:
-            reply = await ops_pb2_grpc.OpsServiceStub(channel).GetLoad(ops_pb2.GetLoadRequest(), timeout=5.0)
+            reply = await stub.GetLoad(ops_pb2.GetLoadRequest(), timeout=5.0, metadata=connection.metadata)
         except grpc.aio.AioRpcError:
             return []
     return [one for one in reply.replicas if one.kv_blocks.total]

@@ -10,6 +10,7 @@ import msgspec
 from chairlift.runtime.process import ExitCode
 from deploy.bench.arguments import positive, positive_int
 from deploy.cli.bench_errors import bench_errors
+from deploy.cli.request_flags import TOKEN_ENV, add_credential_flags, connection_options
 from deploy.cli.stack_flags import add_model_flags, settings_from
 
 _BENEATH = (
@@ -37,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--log", type=Path, metavar="FILE", help="keep what the processes write")
     parser.add_argument("--report", type=Path, metavar="FILE.md", help="write a report, with plots beside it")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    add_credential_flags(parser.add_argument_group("where the settings ask for credentials"), TOKEN_ENV)
     add_model_flags(parser)
     parser.epilog = (
         "Exit code 0 only when no stream, token, KV block, process or socket was lost, doubled or left, and every\n"
@@ -52,7 +54,10 @@ def run(arguments: argparse.Namespace) -> int:
         from deploy.bench.chaos.run import ChaosOptions, run_chaos
         from deploy.bench.output.machine_line import describe_here
 
+        connection = connection_options(arguments, "")
         options = ChaosOptions(
+            token=connection["token"],
+            tls=connection["tls"],
             seconds=arguments.seconds,
             seed=arguments.seed,
             num_replicas=arguments.replicas,
