@@ -4,6 +4,8 @@ import msgspec
 
 from chairlift.runtime.settings import SupervisorSettings
 
+_CROWD_FACTOR = 5
+
 
 class Silence(msgspec.Struct, frozen=True):
     """A child has been silent for longer than it may."""
@@ -18,14 +20,21 @@ class Liveness:
 
     Its silence begins with the first probe that fails, not with the last that did not: time in which the supervisor
     itself stood still is not held against the child. A child that has never been ready may be silent for
-    `start_timeout_s`, since imports and compilers let nobody else have a turn.
+    `start_timeout_s`, since imports and compilers let nobody else have a turn. Where most children are silent together
+    the machine is more likely at fault than any of them, and to load a model again would not help it: each may be
+    silent for `_CROWD_FACTOR` times as long.
     """
 
     def __init__(self, settings: SupervisorSettings) -> None:
         self._settings = settings
         self._silent_since: float | None = None
 
-    def note(self, now: float, *, is_live: bool, was_ready: bool) -> Silence | None:
+    @property
+    def is_silent(self) -> bool:
+        """Whether the last probe failed."""
+        return self._silent_since is not None
+
+    def note(self, now: float, *, is_live: bool, was_ready: bool, are_most_silent: bool = False) -> Silence | None:
         """Takes the outcome of a probe that began at `now` (monotonic seconds). The silence if it lasts too long."""
         if is_live:
             self._silent_since = None
@@ -34,5 +43,5 @@ class Liveness:
             self._silent_since = now
         setting = "hang_timeout_s" if was_ready else "start_timeout_s"
         lasted_s = now - self._silent_since
-        limit_s: float = getattr(self._settings, setting)
+        limit_s: float = getattr(self._settings, setting) * (_CROWD_FACTOR if are_most_silent else 1)
         return Silence(lasted_s, f"supervisor.{setting}") if lasted_s >= limit_s else None

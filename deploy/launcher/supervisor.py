@@ -43,6 +43,7 @@ class Supervisor:
         self._progress = progress
         self._keepers: list[asyncio.Task[None]] = []
         self._running: dict[str, ChildProcess] = {}
+        self._liveness: dict[str, Liveness] = {}
         self._ready = {spec.name: asyncio.Event() for spec in specs}
         self._failure: asyncio.Future[StackError] = asyncio.get_running_loop().create_future()
 
@@ -154,16 +155,25 @@ class Supervisor:
 
     async def _watch_live(self, child: ChildProcess) -> None:
         """Returns when `child` hangs, and has killed it."""
-        liveness = Liveness(self._settings)
+        liveness = self._liveness[child.spec.name] = Liveness(self._settings)
         while True:
             asked = time.monotonic()
             answer = await ask_live(child.launch.probe)
-            silence = liveness.note(asked, is_live=answer.is_yes, was_ready=child.was_ready)
+            silence = liveness.note(
+                asked, is_live=answer.is_yes, was_ready=child.was_ready, are_most_silent=self._are_most_silent()
+            )
             if silence is not None:
                 self._progress.hung(child.spec.name, silence, answer.reason)
                 child.kill()
                 return
             await asyncio.sleep(min(LIVENESS_INTERVAL_S, self._settings.hang_timeout_s / 4))
+
+    def _are_most_silent(self) -> bool:
+        """Of three children or more that were ready."""
+        ready = [
+            self._liveness[name] for name, one in self._running.items() if one.was_ready and name in self._liveness
+        ]
+        return len(ready) > 2 and 2 * sum(one.is_silent for one in ready) > len(ready)
 
     async def _watch_stopped(self, child: ChildProcess) -> None:
         """Returns when `child` was stopped from outside for too long, and has killed it: its peers wait meanwhile."""

@@ -83,7 +83,15 @@ def stderr_to(file: Path) -> Iterator[int]:
 
 
 _LOSSES = frozenset(
-    {"worker_lost", "gateway_lost", "scheduler_lost", "step_failed", "scheduler_draining", "gateway_draining"}
+    {
+        "worker_lost",
+        "worker_reconnected",
+        "gateway_lost",
+        "scheduler_lost",
+        "step_failed",
+        "scheduler_draining",
+        "gateway_draining",
+    }
 )
 
 

@@ -27,3 +27,13 @@ def test_a_process_that_was_never_ready_has_the_time_of_a_start() -> None:
     assert liveness.note(0.0, is_live=False, was_ready=False) is None
     assert liveness.note(599.0, is_live=False, was_ready=False) is None
     assert liveness.note(600.0, is_live=False, was_ready=False) == Silence(600.0, "supervisor.start_timeout_s")
+
+
+def test_silence_of_most_is_the_machines() -> None:
+    """A host that gives nobody a turn must not have every model loaded again on top."""
+    liveness = Liveness(SETTINGS)
+    assert liveness.note(0.0, is_live=False, was_ready=True, are_most_silent=True) is None
+    assert liveness.is_silent
+    assert liveness.note(99.0, is_live=False, was_ready=True, are_most_silent=True) is None
+    assert liveness.note(100.0, is_live=False, was_ready=True, are_most_silent=True) is not None
+    assert liveness.note(25.0, is_live=False, was_ready=True, are_most_silent=False) is not None
