@@ -98,6 +98,8 @@ def open_rig(*settings: str) -> Iterator[Rig]:
         stack.callback(scheduler.close)
         own = [f"ipc.run_dir={folder}", "gateway.listen=127.0.0.1:0", "gateway.ops_listen=127.0.0.1:0"]
         quiet = ["gateway.metrics_listen=", "telemetry.log_format=json", "gateway.max_concurrent_streams=20000"]
+        # On a busy machine neither side is given up for a pause.
+        quiet.append("ipc.heartbeat_timeout_s=60")
         process = _start([*own, *quiet, *settings])
         stack.callback(_end, process)
         yield Rig(process, scheduler, _ports(process))
