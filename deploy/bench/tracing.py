@@ -85,11 +85,14 @@ class _Sink:
         self._thread.join()
 
 
-class _Target(msgspec.Struct, frozen=True):
+class Target(msgspec.Struct, frozen=True):
+    """A server, and the processes that it consists of."""
+
     address: str
     pids: tuple[int, ...]
 
     def cpu_s(self) -> float:
+        """CPU time that they have used. Raises TracingError where the system does not tell."""
         used = measure_cpu_s(self.pids)
         if used is None:
             raise TracingError("this system does not tell the CPU time of processes")
@@ -106,25 +109,32 @@ async def measure_tracing(plan: TracingPlan, settings: Settings) -> TracingCost:
     }
     try:
         async with _stack(settings, {}) as plain, _stack(settings, environ) as traced:
-            costs = await _measure_pairs(plan, plain, traced)
+            costs = await measure_pairs(plan, plain, traced)
     finally:
         sink.close()
     if not sink.num_requests:
         raise TracingError("no span has arrived: the processes lack chairlift[otlp]")
+    return summarize_pairs(plan, costs, sink.num_requests)
+
+
+def summarize_pairs(plan: TracingPlan, costs: Sequence[tuple[float, float]], num_exports: int) -> TracingCost:
+    """The result of pairs as `measure_pairs` gives them. Raises TracingError for fewer than two."""
     ratios = tuple(with_ / without - 1 for without, with_ in costs)
     overhead = mean_interval(ratios)
-    assert overhead is not None
+    if overhead is None:
+        raise TracingError("an interval needs two pairs or more")
     return TracingCost(
         plan=plan,
         us_per_token_without=_mean([without for without, _ in costs]) * 1e6,
         us_per_token_with=_mean([with_ for _, with_ in costs]) * 1e6,
         ratios=ratios,
         overhead=overhead,
-        num_exports=sink.num_requests,
+        num_exports=num_exports,
     )
 
 
-async def _measure_pairs(plan: TracingPlan, plain: _Target, traced: _Target) -> list[tuple[float, float]]:
+async def measure_pairs(plan: TracingPlan, plain: Target, traced: Target) -> list[tuple[float, float]]:
+    """CPU seconds a token, without and with, of each pair; after one run of each that does not count."""
     for target in (plain, traced):
         await _drive(target, plan)
     costs = []
@@ -135,14 +145,14 @@ async def _measure_pairs(plan: TracingPlan, plain: _Target, traced: _Target) -> 
     return costs
 
 
-async def _cost(target: _Target, plan: TracingPlan) -> float:
+async def _cost(target: Target, plan: TracingPlan) -> float:
     """CPU seconds a token of one run."""
     before = target.cpu_s()
     num_tokens = await _drive(target, plan)
     return (target.cpu_s() - before) / num_tokens
 
 
-async def _drive(target: _Target, plan: TracingPlan) -> int:
+async def _drive(target: Target, plan: TracingPlan) -> int:
     """Every request at once; returns the tokens that came."""
     request = pb.GenerateRequest(
         token_ids=pb.TokenIds(ids=_PROMPT),
@@ -162,14 +172,14 @@ async def _count(stub: "pb_grpc.InferenceServiceAsyncStub", request: pb.Generate
 
 
 @asynccontextmanager
-async def _stack(settings: Settings, environ: dict[str, str]) -> AsyncIterator[_Target]:
+async def _stack(settings: Settings, environ: dict[str, str]) -> AsyncIterator[Target]:
     before = set(find_descendants(os.getpid()))
     with _environment(environ):
         stack = run_own_stack(settings)
         own = await stack.__aenter__()
     try:
         pids = tuple(pid for pid in find_descendants(os.getpid()) if pid not in before)
-        yield _Target(own.target.address, pids)
+        yield Target(own.target.address, pids)
     finally:
         await stack.__aexit__(None, None, None)
 
