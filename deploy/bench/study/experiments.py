@@ -70,7 +70,7 @@ def all_experiments(trace: str, num_requests: int) -> tuple[StudyExperiment, ...
                     label="heavy", load=heavy_load(num_requests, 8.0), rate_scales=(0.25, 0.5, 1.0, 1.5, 2.0, 2.5)
                 ),
             ),
-            equal_ms=8000.0,
+            equal_ms=5000.0,
             equal_scale=1.0,
             why=reasons.BATCHING,
         ),

@@ -194,17 +194,20 @@ def _raise_load(written: Written, experiment: StudyExperiment, labelled: Labelle
 def _verdict(experiment: StudyExperiment, labelled: LabelledLoad, curves: dict[str, list[Report]]) -> str:
     at = labelled.rate_scales.index(experiment.equal_scale)
     latencies = " against ".join(f"{curve[at].e2e_ms.p50 / 1000:.1f} s {label}" for label, curve in curves.items())
-    rates = " against ".join(f"{_rate_at(curve, experiment.equal_ms):.0f} {label}" for label, curve in curves.items())
+    rates = " against ".join(f"{_rate_at(curve, experiment.equal_ms)} {label}" for label, curve in curves.items())
     return (
         f"At equal load ({experiment.equal_scale:g} times the rate), median end to end: {latencies}. At equal latency "
         f"({experiment.equal_ms / 1000:g} s in the median), output tokens/s: {rates}."
     )
 
 
-def _rate_at(curve: Sequence[Report], latency_ms: float) -> float:
-    """Throughput at which the curve reaches that latency, between its points; that of its end where it never does."""
+def _rate_at(curve: Sequence[Report], latency_ms: float) -> str:
+    """Throughput at which the curve reaches that latency, between its points, or beyond which end of it."""
     for lower, upper in pairwise(curve):
         if lower.e2e_ms.p50 <= latency_ms <= upper.e2e_ms.p50:
             share = (latency_ms - lower.e2e_ms.p50) / (upper.e2e_ms.p50 - lower.e2e_ms.p50)
-            return lower.output_tokens_per_s + share * (upper.output_tokens_per_s - lower.output_tokens_per_s)
-    return curve[-1].output_tokens_per_s if curve[-1].e2e_ms.p50 < latency_ms else curve[0].output_tokens_per_s
+            rate = lower.output_tokens_per_s + share * (upper.output_tokens_per_s - lower.output_tokens_per_s)
+            return f"{rate:.0f}"
+    if curve[-1].e2e_ms.p50 < latency_ms:
+        return f"more than {curve[-1].output_tokens_per_s:.0f}"
+    return f"less than {curve[0].output_tokens_per_s:.0f}"
