@@ -54,7 +54,10 @@ class ChaosOptions(msgspec.Struct, frozen=True, kw_only=True):
 def run_chaos(settings: Settings, options: ChaosOptions) -> ChaosReport:
     """A whole run. Raises BenchError and what the launcher raises."""
     with stderr_to(options.log) as stderr:
-        return asyncio.run(_Run(settings, options, stderr).conduct())
+        try:
+            return asyncio.run(_Run(settings, options, stderr).conduct())
+        except asyncio.CancelledError:
+            raise BenchError("stopped before its end") from None
 
 
 class _Run:
