@@ -78,6 +78,18 @@ class Worker(Peer):
     def step(self, token: int = 11) -> device.Plan:
         """Takes the next plan and answers it."""
         plan: device.Plan = self.receive(device.Plan)
+        self.answer(plan, token)
+        return plan
+
+    def answer_next(self, timeout_ms: int) -> None:
+        """Answers the next message if it is a plan; returns when there is none for so long."""
+        if self.socket.poll(timeout_ms):
+            message = self.receive()
+            if isinstance(message, device.Plan):
+                self.answer(message)
+
+    def answer(self, plan: device.Plan, token: int = 11) -> None:
+        """Carries out a plan."""
         for row in plan.boarded:
             self.left_to_compute[row.row] = len(row.tokens) // 4 - row.computed
         num_sampled = len(unpack_u32(plan.decode))
@@ -86,7 +98,6 @@ class Worker(Peer):
             self.left_to_compute[row_id] -= count
             num_sampled += self.left_to_compute[row_id] == 0
         self.send(device.StepDone(self.epoch, plan.step, pack_u32([token] * num_sampled)))
-        return plan
 
 
 @pytest.fixture

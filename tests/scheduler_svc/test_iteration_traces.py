@@ -102,8 +102,7 @@ def test_preemption_and_resume_are_events_of_decode(
         gateway.submit(256 * number, traceparent=_parent(digit), max_tokens=60)
     ended = 0
     while ended < 2:
-        if worker.socket.poll(20):
-            worker.step()
+        worker.answer_next(20)
         while gateway.socket.poll(0):
             ended += isinstance(gateway.receive(), front.Finished)
     decodes = scheduler.finish()["decode"]
@@ -129,8 +128,7 @@ def test_a_lost_worker_ends_the_iteration_and_shows_in_the_request(
     second.join()
     has_ended = False
     while not has_ended:
-        if second.socket.poll(20):
-            second.step()
+        second.answer_next(20)
         while gateway.socket.poll(0):
             has_ended = has_ended or isinstance(gateway.receive(), front.Finished)
     spans = scheduler.finish()
