@@ -2,6 +2,7 @@
 
 import os
 import platform
+import signal
 import sys
 from importlib.metadata import PackageNotFoundError, version
 
@@ -12,6 +13,10 @@ settings.register_profile("local", deadline=None, print_blob=True)
 # In CI the same examples each time: a red run is about the change, not about luck.
 settings.register_profile("ci", settings.get_profile("local"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+# Where a shell runs this in the background it ignores Ctrl-C, and so would every process that a test starts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_report_header() -> str:
