@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Compares the public contract with main as it was before this work, and refuses what breaks clients that exist.
+# Compares the public contract with the last published main, and refuses what breaks clients that exist.
 # tests/chairlift/v1/contract.txt guards the same across any number of commits; buf knows more rules.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
