@@ -5,10 +5,10 @@ from chairlift.v1 import inference_pb2 as pb
 from gateway.call import Call
 from gateway.errors.api_error import refuse_field
 from gateway.link.replicas import Replicas
-from gateway.methods.resume import refuse_unknown_fields
 from gateway.methods.served_model import ServedModel
 from gateway.security.principal import Principal
 from gateway.validation.limits import MAX_LOGIT_BIAS_ENTRIES, MAX_STOP_TOKEN_IDS, RequestLimits
+from gateway.validation.violations import refuse_unknown_fields
 
 
 class ListModelsMethod:

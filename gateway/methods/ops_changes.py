@@ -140,10 +140,6 @@ def unreachable() -> inference_pb2.Failure:
     return inference_pb2.Failure(reason=error.reason, message=error.message, retryable=True)
 
 
-def _name(result: pb.TargetResult) -> str:
-    return (result.replica_id or result.gateway_id) + (" (failed)" if result.HasField("failure") else "")
-
-
 def target_name(result: pb.TargetResult) -> str:
     """For an audit line."""
     return (result.replica_id or result.gateway_id) + (" (failed)" if result.HasField("failure") else "")

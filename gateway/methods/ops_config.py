@@ -21,7 +21,7 @@ from gateway.link.replicas import Question, Replicas
 from gateway.methods.ops_access import Veil, audit, check_comment
 from gateway.methods.ops_changes import find_named, unreachable
 from gateway.methods.ops_knobs import config_message, read_changes
-from gateway.validation.violations import Violations, duration_ns
+from gateway.validation.violations import Violations, duration_ns, refuse_unknown_fields
 
 _GUARD_SCALES = {
     pb.GUARD_METRIC_TTFT_P99_MS: 1_000_000,
@@ -51,6 +51,7 @@ class GetConfigMethod:
 
     async def __call__(self, request: pb.GetConfigRequest, call: Call) -> pb.GetConfigResponse:
         """The revision in force of each replica, and its history. Raises ApiError for an unknown replica."""
+        refuse_unknown_fields(request)
         links, with_history = self._replicas.find(request.replica_id), request.include_history
         answers = await _ask(self._replicas, links, lambda number: operator.ConfigQuery(number, with_history))
         is_seen = self._veil.is_transparent_to(call)

@@ -17,7 +17,7 @@ from gateway.link.replicas import Replicas
 from gateway.methods.ops_access import audit, check_comment
 from gateway.methods.ops_changes import find_targets, target_name, unreachable
 from gateway.methods.ops_reads import GatewayIdentity
-from gateway.validation.violations import Violations, duration_ns
+from gateway.validation.violations import Violations, duration_ns, refuse_unknown_fields
 
 _LEVELS: dict[int, str] = {
     pb.LOG_LEVEL_DEBUG: "debug",
@@ -36,6 +36,7 @@ class ServerInfoMethod:
 
     async def __call__(self, request: pb.GetServerInfoRequest, _: Call) -> pb.GetServerInfoResponse:
         """This gateway and its replicas' processes. Raises ApiError for an unknown replica."""
+        refuse_unknown_fields(request)
         identity = self._identity
         links = [link for link in self._replicas.find(request.replica_id) if link.hello is not None]
         return pb.GetServerInfoResponse(

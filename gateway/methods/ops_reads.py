@@ -12,7 +12,7 @@ from gateway.gate import Gate
 from gateway.link.replica_link import ReplicaLink
 from gateway.link.replicas import Replicas
 from gateway.streams.generation_table import GenerationTable
-from gateway.validation.violations import Violations, duration_ns
+from gateway.validation.violations import Violations, duration_ns, refuse_unknown_fields
 
 _MIN_INTERVAL_S = 0.1
 _DEFAULT_INTERVAL_S = 1.0
@@ -65,7 +65,8 @@ class LoadMethod:
         self._reader = reader
 
     async def __call__(self, request: pb.GetLoadRequest, _: Call) -> pb.GetLoadResponse:
-        """Load of replicas and of this gateway, now."""
+        """Load of replicas and of this gateway, now. Raises ApiError for an unknown replica."""
+        refuse_unknown_fields(request)
         return pb.GetLoadResponse(replicas=await self._reader.read(request.replica_id), gateway=self._reader.own())
 
 
@@ -77,6 +78,7 @@ class WatchLoadMethod:
 
     async def __call__(self, request: pb.WatchLoadRequest, call: Call) -> None:
         """The same again and again, until the client has enough. A slow watcher misses messages and is told so."""
+        refuse_unknown_fields(request)
         interval_s = _interval_s(request)
         due = time.monotonic()
         while True:

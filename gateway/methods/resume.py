@@ -16,7 +16,7 @@ from gateway.streams.generation import Generation, Phase
 from gateway.streams.generation_table import GenerationTable
 from gateway.streams.stream_token import StreamToken, decode_token
 from gateway.validation.generate import check_request_id, is_request_id
-from gateway.validation.violations import Violations
+from gateway.validation.violations import Violations, refuse_unknown_fields
 
 _STATES = {
     "waiting": pb.REQUEST_STATE_WAITING,
@@ -152,13 +152,6 @@ def explanation(reply: front.ExplainReply) -> pb.ExplainResponse:
         output_tokens=reply.output_tokens,
         queue_position=reply.queue_position,
     )
-
-
-def refuse_unknown_fields(request: pb.CancelRequest | pb.ListModelsRequest | pb.GetModelRequest) -> None:
-    """Raises ApiError for a field that this server does not know."""
-    violations = Violations()
-    violations.check_unknown_fields(request, "")
-    violations.raise_if_any()
 
 
 def _check_resume(request: pb.ResumeRequest) -> Mapping[int, int]:

@@ -58,6 +58,13 @@ class Violations:
             )
 
 
+def refuse_unknown_fields(request: Message) -> None:
+    """For a request with nothing else to check. Raises ApiError for a field that this server does not know."""
+    violations = Violations()
+    violations.check_unknown_fields(request, "")
+    violations.raise_if_any()
+
+
 _UNKNOWN = "a field of this number is not known to this server"
 
 

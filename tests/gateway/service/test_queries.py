@@ -1,9 +1,11 @@
 """Unary methods of both services over a real server."""
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
 import grpc
+import grpc.aio
 import msgspec
 import pytest
 from google.protobuf.duration_pb2 import Duration
@@ -52,6 +54,29 @@ async def test_tokenize_shows_what_generate_computes(chat_rig: Any) -> None:
 async def test_bad_queries_are_refused_by_field(rig: Any, method: str, request_message: Any, fields: list[str]) -> None:
     error = await rig.caller.error(getattr(rig.stub, method)(request_message))
     assert (error.code, error.fields) == (grpc.StatusCode.INVALID_ARGUMENT, fields)
+
+
+_FIELD_2000 = b"\x80\x7d\x01"
+"""A number that none of our messages has, with the value 1."""
+
+
+@pytest.mark.parametrize(
+    ("method", "kind"),
+    [
+        ("GetModel", pb.GetModelRequest),
+        ("ListModels", pb.ListModelsRequest),
+        ("Cancel", pb.CancelRequest),
+        ("GetConfig", ops_pb2.GetConfigRequest),
+        ("GetLoad", ops_pb2.GetLoadRequest),
+        ("WatchLoad", ops_pb2.WatchLoadRequest),
+        ("GetServerInfo", ops_pb2.GetServerInfoRequest),
+    ],
+)
+async def test_what_this_server_does_not_know_is_refused(rig: Any, method: str, kind: Any) -> None:
+    """A newer client relies on the field."""
+    request = kind.FromString(_FIELD_2000)
+    error = await rig.caller.error(getattr(rig.stub if hasattr(rig.stub, method) else rig.ops, method)(request))
+    assert (error.code, error.fields) == (grpc.StatusCode.INVALID_ARGUMENT, ["2000"])
 
 
 async def test_the_model_and_the_limits_in_force(chat_rig: Any, model_info: front.ModelInfo) -> None:
@@ -128,8 +153,12 @@ async def test_load_is_watched_again_and_again(rig: Any) -> None:
     call = rig.ops.WatchLoad(ops_pb2.WatchLoadRequest(interval=Duration(nanos=100_000_000)))
     for running in (1, 2, 3):
         rig.scheduler.load = front.Load(running=running)
-        while (await call.read()).replicas[0].num_running != running:
-            pass
+        seen = []
+        async with asyncio.timeout(20):
+            while running not in seen[-1:]:
+                response = await call.read()
+                assert response is not grpc.aio.EOF, f"the watch ended before {running} running were told: {seen}"
+                seen.append(response.replicas[0].num_running)
     call.cancel()
 
 
