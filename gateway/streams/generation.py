@@ -67,6 +67,8 @@ class Generation:
         """Why the status is not OK, once it has ended."""
         self.is_accepted = False
         """Whether the client was told, or is about to be, that the request is in."""
+        self.serial = 0
+        """Its number among those that its table serves, in order of arrival; 0 before it has one."""
         self.orphaned_at = 0.0
         self.output = ClientOutput(table, now)
         self._table = table

@@ -57,6 +57,7 @@ class GenerationTable:
         self._clock = clock
         self._served: dict[int, Generation] = {}
         """By a number of their own, in order of arrival."""
+        self._next_serial = 1
         self._attachments: dict[int, Generation] = {}
         self._choices: dict[int, tuple[Choice, ClientOutput]] = {}
         self._next_handle = front.MAX_CHOICES
@@ -76,7 +77,7 @@ class GenerationTable:
         generation = Generation(key, self._table, self._clock(), submission=submission, state=state)
         if not self._ask(generation, self._place(key, submission.to_place)):
             raise ApiError(Reason.NO_SCHEDULER, "the scheduler does not take requests")
-        self._served[id(generation)] = generation
+        self._serve(generation)
         return generation
 
     def attach(
@@ -88,7 +89,7 @@ class GenerationTable:
         if not link.send(msgspec.structs.replace(attach, handle=handle)):
             self._forget(generation)
             raise ApiError(Reason.NO_SCHEDULER, "the scheduler does not take requests")
-        self._served[id(generation)] = generation
+        self._serve(generation)
         return generation
 
     def is_used(self, link: ReplicaLink) -> bool:
@@ -97,7 +98,7 @@ class GenerationTable:
 
     def release(self, generation: Generation) -> None:
         """Its call has ended. Unless the request has, the scheduler learns that nobody listens."""
-        if self._served.pop(id(generation), None) is None:
+        if self._served.pop(generation.serial, None) is None:
             return
         was_listening = generation.handle in self._attachments
         self._forget(generation)
@@ -194,6 +195,10 @@ class GenerationTable:
         self.adopt_orphans()
 
     # ---- asking ----
+
+    def _serve(self, generation: Generation) -> None:
+        generation.serial, self._next_serial = self._next_serial, self._next_serial + 1
+        self._served[generation.serial] = generation
 
     def _ask(self, generation: Generation, link: ReplicaLink) -> bool:
         assert generation.submission is not None

@@ -416,3 +416,18 @@ async def test_many_streams_at_once_get_their_own(rig: Any, spell: Spell) -> Non
     await rig.until(lambda: rig.service._table.num_open == 0)
     assert not rig.service._table._choices
     assert not rig.service._table._attachments
+
+
+async def test_open_generations_are_in_order_of_arrival_and_leave_once(rig: Any) -> None:
+    table = rig.service._table
+    calls, submits = [], []
+    for _ in range(3):
+        calls.append(rig.stub.Generate(pb.GenerateRequest(text="hi")))
+        submits.append(await rig.scheduler.accept())
+    served = [table._attachments[submit.handle] for submit in submits]
+    assert [generation.serial for generation in served] == [1, 2, 3]
+    table.release(served[1])
+    table.release(served[1])
+    assert list(table._served.values()) == [served[0], served[2]]
+    for call in calls:
+        call.cancel()
