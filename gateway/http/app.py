@@ -16,6 +16,7 @@ from chairlift.v1 import inference_pb2 as pb
 from gateway.call import Method
 from gateway.errors.api_error import ApiError
 from gateway.gate import Gate
+from gateway.http.connection import headers_of
 from gateway.http.endpoint import GenerateEndpoint, HttpLimits
 from gateway.http.models import ModelsEndpoint
 from gateway.http.openai_errors import HttpError, plain_error, to_http
@@ -74,7 +75,7 @@ def make_app(front: Front) -> ASGIApp:
 
 
 def _probe_routes(front: Front) -> list[Route]:
-    async def healthz(_: Request) -> Response:
+    async def livez(_: Request) -> Response:
         return _state_response(*front.state.live())
 
     async def readyz(_: Request) -> Response:
@@ -82,12 +83,18 @@ def _probe_routes(front: Front) -> list[Route]:
 
     async def metrics(request: Request) -> Response:
         try:
-            front.authenticator.authenticate({name.lower(): value for name, value in request.headers.items()})
+            front.authenticator.authenticate(headers_of(request.scope))
         except ApiError as error:
             return _response(to_http(error))
         return Response(front.exposition(), headers={"content-type": _EXPOSITION})
 
-    return [Route("/healthz", healthz), Route("/readyz", readyz), Route("/metrics", metrics)]
+    return [
+        Route("/livez", livez),
+        # What servers of this protocol call it.
+        Route("/healthz", livez),
+        Route("/readyz", readyz),
+        Route("/metrics", metrics),
+    ]
 
 
 def _state_response(good: bool, reason: str) -> Response:

@@ -166,7 +166,8 @@ async def test_paths_that_are_not_there(plain_rig: Any, make_http: Any) -> None:
 
 async def test_probes_and_metrics(plain_rig: Any, make_http: Any) -> None:
     http = make_http(plain_rig)
-    assert (await http.ask("GET", "/healthz")).body == b"ok\n"
+    for path in ("/livez", "/healthz"):
+        assert (await http.ask("GET", path)).body == b"ok\n"
     assert (await http.ask("GET", "/readyz")).status == 200
     await http.ask("POST", COMPLETIONS, {"prompt": "x", "temperature": 3})
     metrics = (await http.ask("GET", "/metrics")).body.decode()

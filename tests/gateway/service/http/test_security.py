@@ -49,7 +49,8 @@ async def test_token_decides_who_calls(
             assert answer.headers["www-authenticate"] == "Bearer"
         assert (await http.ask("GET", "/v1/models")).status == 401
         assert (await http.ask("GET", "/metrics")).status == 401
-        assert (await http.ask("GET", "/healthz")).status == 200
+        assert (await http.ask("GET", "/livez")).status == 200
+        assert (await http.ask("GET", "/metrics", Authorization="bearer token-of-acme")).status == 200
         asking = asyncio.create_task(
             http.ask("POST", COMPLETIONS, {"prompt": "go"}, authorization="Bearer token-of-acme")
         )
