@@ -1,4 +1,4 @@
-"""From the settings to the core's knobs (the units are `core.units`'), and back for operators.
+"""From the settings to the core's knobs and back for operators; the units are `core.units`'.
 
 Also their changes, which are held to the settings' own bounds.
 """
@@ -10,11 +10,8 @@ import msgspec
 from chairlift.ipc import device
 from chairlift.ipc.operator import KnobValue, SchedulingKnobs
 from chairlift.runtime.settings import SchedulerSettings
-from scheduler_svc.core.config import PARTS_PER_MILLION, SchedulingConfig
-from scheduler_svc.core.units import to_config, to_knob
-
-_NS_PER_MS = 1_000_000
-_NS_PER_S = 1_000_000_000
+from scheduler_svc.core.config import SchedulingConfig
+from scheduler_svc.core.units import from_config, to_config, to_knob
 
 KNOB_NAMES = SchedulingKnobs.__struct_fields__
 CHANGEABLE = frozenset(KNOB_NAMES) - {"block_size"}
@@ -73,33 +70,14 @@ def scheduling_knobs(config: SchedulingConfig, geometry: device.Geometry | None)
     """The knobs in the settings file's units, as the worker allows them; 0 where that depends on it and none was up."""
     tokens = _bounded(config.max_num_batched_tokens, None if geometry is None else geometry.max_num_batched_tokens)
     seats = _bounded(config.max_num_seqs, None if geometry is None else min(geometry.max_num_seqs, tokens))
-    return SchedulingKnobs(
-        max_num_seqs=seats,
-        max_num_batched_tokens=tokens,
-        block_size=0 if geometry is None else geometry.block_size,
-        long_prefill_token_threshold=config.long_prefill_token_threshold,
-        watermark=config.watermark_ppm / PARTS_PER_MILLION,
-        max_num_queued_reqs=config.max_num_queued_reqs,
-        max_num_queued_tokens=config.max_num_queued_tokens,
-        enable_chunked_prefill=config.enable_chunked_prefill,
-        enable_prefix_caching=config.enable_prefix_caching,
-        batching=config.batching,
-        policy=config.policy,
-        preemption=config.preemption,
-        static_batch_size=config.static_batch_size or seats,
-        static_batch_wait_ms=config.static_batch_wait_ns / _NS_PER_MS,
-        max_head_bypass_ms=config.max_head_bypass_ns / _NS_PER_MS,
-        itl_target_ms=(config.itl_target_ns or 0) / _NS_PER_MS,
-        queue_timeout_ms=(config.queue_timeout_ns or 0) / _NS_PER_MS,
-        ttft_slo_ms=(config.ttft_slo_ns or 0) / _NS_PER_MS,
-        max_priority_wait_s=config.max_priority_wait_ns / _NS_PER_S,
-        fair_input_cost=config.fair_input_cost,
-        fair_output_cost=config.fair_output_cost,
-        tenant_max_num_seqs=config.tenant_max_num_seqs or 0,
-        tenant_max_num_queued_reqs=config.tenant_max_num_queued_reqs or 0,
-        tenant_token_rate=config.tenant_token_rate or 0,
-        tenants=config.tenants,
-    )
+    values = {name: 0 if value is None else value for name, value in from_config(config, KNOB_NAMES).items()}
+    values |= {
+        "max_num_seqs": seats,
+        "max_num_batched_tokens": tokens,
+        "block_size": 0 if geometry is None else geometry.block_size,
+        "static_batch_size": config.static_batch_size or seats,
+    }
+    return SchedulingKnobs(**values)  # type: ignore[arg-type]  # names and types are held together by a test
 
 
 def changed_names(before: SchedulingConfig, after: SchedulingConfig) -> tuple[str, ...]:

@@ -16,8 +16,8 @@ from chairlift.runtime.build import process_facts
 from chairlift.runtime.telemetry import log_level, set_log_level
 from scheduler_svc.config import KnobFaultError, changed_config, changed_names, scheduling_knobs
 from scheduler_svc.core import effects, events, listing
-from scheduler_svc.core.config import find_conflict
 from scheduler_svc.core.core import Core
+from scheduler_svc.core.reconfigure import find_refusal
 from scheduler_svc.core.revisions import Guard, GuardMetric, Origin, Revision
 from scheduler_svc.gateway_link import OperatorCommand
 from scheduler_svc.iteration_feed import IterationFeed
@@ -141,8 +141,6 @@ class Operations:
         guard = message.guard
         if guard is not None and guard.metric not in _METRICS:
             return [], front.QueryFailed(query, Reason.INVALID_REQUEST, "is not known here", "guard.metric")
-        if message.validate_only:
-            return [], self._verdict(message, find_conflict(config), now)
         event = events.ConfigChanged(
             config,
             message.expected_revision,
@@ -150,34 +148,27 @@ class Operations:
             message.comment[:_MAX_WORDS],
             message.actor[:_MAX_WORDS],
         )
-        return self._revise(query, event, now)
+        if not message.validate_only:
+            return self._revise(query, event, now)
+        return [], self._outcome(query, find_refusal(core.state.revisions, event), now)
 
     def _roll_back(self, message: operator.ConfigRollback, now: int) -> tuple[list[effects.Effect], front.ToGateway]:
         comment, actor = message.comment[:_MAX_WORDS], message.actor[:_MAX_WORDS]
         event = events.ConfigRolledBack(message.revision, message.expected_revision, comment, actor)
         return self._revise(message.query, event, now)
 
-    def _verdict(self, message: operator.ConfigChange, conflict: str | None, now: int) -> front.ToGateway:
-        """What a change would have been told."""
-        current = self._core.revisions[-1].number
-        if message.expected_revision not in (None, current):
-            text = f"revision {current} is in force, not {message.expected_revision}"
-            return front.QueryFailed(message.query, Reason.WRONG_REVISION, text, limits=self._in_force())
-        if conflict is not None:
-            return front.QueryFailed(message.query, Reason.INVALID_REQUEST, conflict)
-        return self._config(message.query, now)
-
     def _revise(
         self, query: int, event: events.ConfigChanged | events.ConfigRolledBack, now: int
     ) -> tuple[list[effects.Effect], front.ToGateway]:
         done = self._handle(event, now)
         refusal = next((effect for effect in done if isinstance(effect, effects.ConfigRefused)), None)
-        if refusal is not None:
-            return done, front.QueryFailed(query, refusal.reason, refusal.message, limits=self._in_force())
-        return done, self._config(query, now)
+        return done, self._outcome(query, refusal, now)
 
-    def _in_force(self) -> tuple[tuple[str, str], ...]:
-        return (("revision", str(self._core.revisions[-1].number)),)
+    def _outcome(self, query: int, refusal: effects.ConfigRefused | None, now: int) -> front.ToGateway:
+        if refusal is None:
+            return self._config(query, now)
+        in_force = (("revision", str(self._core.revisions[-1].number)),)
+        return front.QueryFailed(query, refusal.reason, refusal.message, limits=in_force)
 
     def _config(self, query: int, now: int, *, include_history: bool = False) -> operator.ConfigReply:
         told = self._told(now, 0 if include_history else -2)

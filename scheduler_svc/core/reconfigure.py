@@ -10,28 +10,27 @@ from scheduler_svc.core.config import find_conflict
 from scheduler_svc.core.effects import ConfigRefused, ConfigRevised
 from scheduler_svc.core.guard import GuardWatch
 from scheduler_svc.core.policies.catalogue import make_policy
-from scheduler_svc.core.revisions import Origin, Revision
+from scheduler_svc.core.revisions import Origin, Revision, Revisions
 from scheduler_svc.core.state import SchedulerState
 from scheduler_svc.core.timers import TimerKind
+from scheduler_svc.core.units import guard_bound
 
 
 def change(state: SchedulerState, event: events.ConfigChanged, now: int) -> None:
     """Puts new knobs in force, or says why not."""
-    guard, conflict = event.guard, find_conflict(event.config)
-    if _is_other_revision(state, event.expected_revision):
+    refused = find_refusal(state.revisions, event)
+    if refused is not None:
+        state.effects.append(refused)
         return
-    if conflict is not None:
-        state.effects.append(ConfigRefused(Reason.INVALID_REQUEST, conflict))
-    elif guard is not None and (guard.window_ns < 1 or guard.bound < 0):
-        state.effects.append(ConfigRefused(Reason.INVALID_REQUEST, "a guard needs a window, and a bound of 0 or more"))
-    else:
-        revision = state.revisions.add(event.config, Origin.UPDATE, now, event.comment, guard, actor=event.actor)
-        _put_in_force(state, revision, now)
+    revision = state.revisions.add(event.config, Origin.UPDATE, now, event.comment, event.guard, actor=event.actor)
+    _put_in_force(state, revision, now)
 
 
 def roll_back(state: SchedulerState, event: events.ConfigRolledBack, now: int) -> None:
     """Makes the values of an earlier revision (None: of the one before) a new one."""
-    if _is_other_revision(state, event.expected_revision):
+    refused = _other_revision(state.revisions, event.expected_revision)
+    if refused is not None:
+        state.effects.append(refused)
         return
     earlier = state.revisions.find(event.revision)
     if earlier is None:
@@ -43,12 +42,24 @@ def roll_back(state: SchedulerState, event: events.ConfigRolledBack, now: int) -
     _put_in_force(state, revision, now)
 
 
-def _is_other_revision(state: SchedulerState, expected: int | None) -> bool:
-    current = state.revisions.current.number
+def find_refusal(revisions: Revisions, event: events.ConfigChanged) -> ConfigRefused | None:
+    """Why a change would not be taken; None where it would. Changes nothing."""
+    refused = _other_revision(revisions, event.expected_revision)
+    if refused is not None:
+        return refused
+    conflict, guard = find_conflict(event.config), event.guard
+    if conflict is not None:
+        return ConfigRefused(Reason.INVALID_REQUEST, conflict)
+    if guard is not None and (guard.window_ns < 1 or guard.bound < 0):
+        return ConfigRefused(Reason.INVALID_REQUEST, "a guard needs a window, and a bound of 0 or more")
+    return None
+
+
+def _other_revision(revisions: Revisions, expected: int | None) -> ConfigRefused | None:
+    current = revisions.current.number
     if expected is None or expected == current:
-        return False
-    state.effects.append(ConfigRefused(Reason.WRONG_REVISION, f"revision {current} is in force, not {expected}"))
-    return True
+        return None
+    return ConfigRefused(Reason.WRONG_REVISION, f"revision {current} is in force, not {expected}")
 
 
 def _put_in_force(state: SchedulerState, revision: Revision, now: int) -> None:
@@ -73,7 +84,8 @@ def check_guard(state: SchedulerState, now: int) -> None:
     if watch.is_passed(now):
         earlier = state.revisions.find(None)
         assert earlier is not None, "what is watched is a change"
-        comment = f"{watch.guard.metric.name} passed {watch.guard.bound} under revision {watch.revision}"
+        metric, bound = guard_bound(watch.guard)
+        comment = f"{metric} passed {bound} under revision {watch.revision}"
         revision = state.revisions.add(earlier.config, Origin.GUARD, now, comment, restores=earlier.number)
         _put_in_force(state, revision, now)
     elif now < watch.ends_ns:

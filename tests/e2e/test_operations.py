@@ -83,7 +83,7 @@ def test_a_guard_takes_a_bad_change_back(stack: Any, ops: Any) -> None:
     guarded, bad = history()[:2]
     assert (guarded.origin, guarded.config.max_num_seqs) == (ops_pb2.CONFIG_ORIGIN_GUARD, 32)
     assert (bad.comment, bad.actor) == ("one at a time", "anybody")
-    assert "TTFT_P99" in guarded.comment
+    assert "ttft_p99_ms passed" in guarded.comment
     lines = [json.loads(one) for one in stack.log().splitlines() if '"config_revised"' in one]
     assert next(one for one in lines if one["revision"] == guarded.revision)["level"] == "warning"
     audited = [json.loads(one) for one in stack.log().splitlines() if '"audit"' in one]

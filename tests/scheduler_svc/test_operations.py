@@ -127,6 +127,15 @@ def test_a_change_can_be_validated_only(rig: tuple[Desk, Any, Any]) -> None:
     assert desk.ask(ask, (("policy", "fair"),), 2, validate_only=True).reason == Reason.WRONG_REVISION
     bad = desk.ask(ask, (("itl_target_ms", 5.0), ("enable_chunked_prefill", False)), validate_only=True)
     assert bad.reason == Reason.INVALID_REQUEST
+    for guard in (operator.Guard(GuardMetric.ITL_P99, 1, 0), operator.Guard(GuardMetric.ITL_P99, -1, 1)):
+        told = [
+            msgspec.structs.replace(
+                desk.ask(ask, (("policy", "fair"),), guard=guard, validate_only=validate_only), query=0
+            )
+            for validate_only in (True, False)
+        ]
+        assert told[0] == told[1]
+        assert (told[0].reason, "guard" in told[0].message) == (Reason.INVALID_REQUEST, True)
     assert desk.ask(operator.ConfigQuery).knobs.policy == "fcfs"
 
 
@@ -159,7 +168,7 @@ def test_a_guard_takes_a_change_back_and_says_so(
     worker.join()
     gateway.greet()
     desk = Desk(gateway)
-    guard = operator.Guard(GuardMetric.TTFT_P99, 1, 100_000_000)
+    guard = operator.Guard(GuardMetric.TTFT_P99, 1_000, 100_000_000)
     changed = desk.ask(operator.ConfigChange, (("max_num_seqs", 1),), guard=guard)
     assert changed.current.guard == guard
     gateway.submit(256, max_tokens=1)
@@ -168,7 +177,7 @@ def test_a_guard_takes_a_change_back_and_says_so(
     while (reply := desk.ask(operator.ConfigQuery, True)).revision == 2:
         pass
     assert (reply.current.origin, reply.knobs.max_num_seqs) == (Origin.GUARD, 8)
-    assert "TTFT_P99" in reply.current.comment
+    assert reply.current.comment == "ttft_p99_ms passed 0.001 under revision 2"
     assert reply.history[0].guard is None
     assert desk.ask(front.LoadQuery).load.config_revision == 3
     written = capsys.readouterr()

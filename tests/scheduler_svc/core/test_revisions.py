@@ -94,16 +94,16 @@ def busy(world: "World", count: int = 40) -> None:
 
 
 @pytest.mark.parametrize(
-    ("metric", "bound", "knobs"),
+    ("metric", "bound", "words", "knobs"),
     [
-        (GuardMetric.QUEUE_P99, 20 * MS, {"max_num_seqs": 1}),
-        (GuardMetric.TTFT_P99, 20 * MS, {"max_num_seqs": 1}),
-        (GuardMetric.ITL_P99, MS // 2, {"max_num_seqs": 4}),
-        (GuardMetric.ERROR_RATIO, 100_000, {"max_num_queued_reqs": 1, "max_num_seqs": 1}),
+        (GuardMetric.QUEUE_P99, 20 * MS, "queue_p99_ms passed 20", {"max_num_seqs": 1}),
+        (GuardMetric.TTFT_P99, 20 * MS, "ttft_p99_ms passed 20", {"max_num_seqs": 1}),
+        (GuardMetric.ITL_P99, MS // 2, "itl_p99_ms passed 0.5", {"max_num_seqs": 4}),
+        (GuardMetric.ERROR_RATIO, 100_000, "error_ratio passed 0.1", {"max_num_queued_reqs": 1, "max_num_seqs": 1}),
     ],
 )
 def test_a_guard_takes_a_change_back_when_its_bound_is_passed(
-    make_world: "Callable[..., World]", metric: GuardMetric, bound: int, knobs: dict[str, int]
+    make_world: "Callable[..., World]", metric: GuardMetric, bound: int, words: str, knobs: dict[str, int]
 ) -> None:
     world = make_world()
     change(world, Guard(metric, bound, 400 * MS), **knobs)
@@ -111,7 +111,7 @@ def test_a_guard_takes_a_change_back_when_its_bound_is_passed(
     world.wait(400 * MS)
     assert current(world).origin is Origin.GUARD
     assert current(world).restores == 1
-    assert metric.name in current(world).comment
+    assert current(world).comment == f"{words} under revision 2"
     assert world.core.config == SchedulingConfig(watermark_ppm=0)
     assert [effect.revision.number for effect in world.effects if isinstance(effect, ConfigRevised)] == [2, 3]
     world.run()
@@ -126,6 +126,7 @@ def test_a_guard_on_preemptions(make_world: "Callable[..., World]") -> None:
     world.wait(1000 * MS)
     assert world.core.load().preemptions > 1
     assert current(world).origin is Origin.GUARD
+    assert current(world).comment == "preemptions_per_second passed 1 under revision 2"
 
 
 @pytest.mark.parametrize("metric", GuardMetric)
