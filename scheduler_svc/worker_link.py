@@ -43,7 +43,6 @@ class Rank(msgspec.Struct):
     identity: bytes
     hello: device.WorkerHello
     last_seen: int
-    busy_ns: int = 0
     greeted_ns: int = 0
     num_unreachable: int = 0
     """Beats in a row that could not be handed to its connection."""
@@ -81,11 +80,6 @@ class WorkerLink:
     def malformed(self) -> int:
         """Frames dropped because they were no message of this link."""
         return self._link.malformed
-
-    @property
-    def busy_ns(self) -> int:
-        """How long the slowest rank's current step has been running, at its last beat."""
-        return max((rank.busy_ns for rank in self._ranks.values()), default=0)
 
     def receive(self, now: int) -> list[events.Event]:
         """What workers sent, as events, in order; never raises for what a peer sends."""
@@ -155,7 +149,7 @@ class WorkerLink:
         if rank is None or rank.hello.worker_epoch != beat.worker_epoch:
             self._link.send(identity.removesuffix(device.BEAT_SUFFIX), HelloWanted(self._epoch))
             return
-        rank.last_seen, rank.busy_ns = now, beat.busy_ns
+        rank.last_seen = now
 
     def _greet(self, identity: bytes, hello: device.WorkerHello, now: int) -> list[events.Event]:
         if self._is_held_by_another(hello, now):

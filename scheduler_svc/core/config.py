@@ -45,7 +45,7 @@ class SchedulingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     """Longest wait for a first seat, where the request says nothing."""
     policy: PolicyName = "fcfs"
     max_priority_wait_ns: CountOrZero = 30_000_000_000
-    """`priority`: who has waited so long goes before everyone of any priority."""
+    """`priority` and `slo`: who has waited so long goes before everyone."""
     fair_input_cost: Count = 1
     """`fair`: what a computed prompt token counts."""
     fair_output_cost: Count = 2

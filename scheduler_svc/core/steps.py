@@ -79,11 +79,6 @@ class Step:
         """Not yet applied to the confirmed column."""
 
     @property
-    def is_empty(self) -> bool:
-        """Whether nothing would be computed."""
-        return self.num_decodes == 0 and not self.chunks
-
-    @property
     def num_swapped(self) -> int:
         """Blocks that are copied to or from the host."""
         return (len(self.swap_out) + len(self.swap_in)) // 2
