@@ -5,19 +5,19 @@ request or an output is in it.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from opentelemetry.context import Context
 from opentelemetry.trace import set_span_in_context
 
 from chairlift.ipc.common import Reason
 from chairlift.runtime.metric_table import (
-    OPEN_STREAMS,
     REFUSALS,
     REQUEST_DURATION,
     REQUESTS,
     TIME_PER_OUTPUT_TOKEN,
     TIME_TO_FIRST_TOKEN,
+    MetricSpec,
 )
 from chairlift.runtime.metrics import ProcessMetrics
 from chairlift.runtime.span_metrics import observe_spans
@@ -35,8 +35,12 @@ _OTHER = "_OTHER"
 class CallObserver:
     """Sees the beginning and the end of each Generate and Resume. Belongs to one event loop; anyone may scrape."""
 
-    def __init__(self, model: str, num_streams: Callable[[], int], tracing: Tracing | None = None) -> None:
-        """`model` is the name that it is served by. Owns `tracing`."""
+    def __init__(
+        self, model: str, readings: Mapping[MetricSpec, Callable[[], int]], tracing: Tracing | None = None
+    ) -> None:
+        """`model` is the name that it is served by; `readings` are counted elsewhere, and read by a scrape on its own
+        thread. Owns `tracing`.
+        """
         self._model = model
         self._spans = CallSpans(tracing, model) if tracing is not None else None
         self._codes = dict.fromkeys(["OK", *(rule.code.name for rule in STATUS_RULES.values())], 0)
@@ -44,7 +48,8 @@ class CallObserver:
         self._metrics = ProcessMetrics("gateway")
         self._metrics.observe(REQUESTS, self._codes.copy)
         self._metrics.observe(REFUSALS, self._refusals.copy)
-        self._metrics.observe(OPEN_STREAMS, num_streams)
+        for spec, read in readings.items():
+            self._metrics.observe(spec, read)
         observe_spans(self._metrics, tracing)
         self._log = RequestLog()
         self._duration = self._metrics.histogram(REQUEST_DURATION)

@@ -4,12 +4,20 @@ import asyncio
 import gc
 import socket
 import time
+from collections.abc import Callable
 
 import structlog
 
 from chairlift.ipc.common import Reason
 from chairlift.runtime.addresses import parse_address
 from chairlift.runtime.exposure import gateway_addresses
+from chairlift.runtime.metric_table import (
+    GATEWAY_MALFORMED,
+    OPEN_STREAMS,
+    RESUBMISSIONS,
+    SLOW_CLIENTS,
+    MetricSpec,
+)
 from chairlift.runtime.model_source import ModelSource, fingerprint_model
 from chairlift.runtime.probes import ProbeServer, ProcessState
 from chairlift.runtime.process import StopSignal, new_epoch
@@ -89,7 +97,7 @@ class GatewayService:
             max_chars=_RENDERED_CHARS_A_REQUEST_BYTE * own.max_request_bytes,
         )
         model = ServedModel(settings.model.served_name or source.name, text, self._encoder, self._replicas, own)
-        self._observer = CallObserver(model.name, lambda: self._gate.num_streams, tracing)
+        self._observer = CallObserver(model.name, self._readings(), tracing)
         who = self._secrets.authenticator
         self._public = make_server(
             INFERENCE, self._inference_methods(model), self._gate, self._health, own, who, self._observer
@@ -244,6 +252,14 @@ class GatewayService:
             loop = asyncio.get_running_loop()
             self._drain_timer = loop.call_later(deadline_s, self._table.cut_all, _ending())
         self._changed.set()
+
+    def _readings(self) -> dict[MetricSpec, Callable[[], int]]:
+        return {
+            OPEN_STREAMS: lambda: self._gate.num_streams,
+            RESUBMISSIONS: lambda: self._table.num_resubmitted,
+            SLOW_CLIENTS: lambda: self._table.num_cut,
+            GATEWAY_MALFORMED: lambda: self._replicas.num_malformed,
+        }
 
     # ---- methods ----
 

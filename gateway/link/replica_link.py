@@ -61,6 +61,9 @@ class LinkListener(Protocol):
     def on_changed(self, link: "ReplicaLink") -> None:
         """Readiness, draining, model or load is another now."""
 
+    def on_malformed(self, link: "ReplicaLink") -> None:
+        """Something came that is no message, or does not fit what came before."""
+
     def on_message(self, link: "ReplicaLink", message: front.ToGateway) -> None:
         """Anything else that the scheduler sends."""
 
@@ -155,7 +158,7 @@ class ReplicaLink:
     def fail(self, reason: str) -> None:
         """What came on this link makes no sense: everything on it is void, and it starts anew."""
         if self.is_attached:
-            self.malformed += 1
+            self._count_malformed()
             self._lose(reason)
 
     # ---- the socket ----
@@ -223,11 +226,15 @@ class ReplicaLink:
         if self.state is LinkState.CONNECTING:
             self._greet()
 
+    def _count_malformed(self) -> None:
+        self.malformed += 1
+        self._listener.on_malformed(self)
+
     def _take(self, frame: bytes) -> None:
         try:
             message = self._incoming.decode(frame)
         except MalformedMessageError as error:
-            self.malformed += 1
+            self._count_malformed()
             if self.malformed % _LOG_EVERY == 1:
                 self._log.warning("malformed_message_dropped", count=self.malformed, detail=str(error))
             return

@@ -90,6 +90,8 @@ class Replicas:
         self._retired: set[str] = set()
         """Endpoints that are listed no more, whose requests go on."""
         self.links: tuple[ReplicaLink, ...] = ()
+        self.num_malformed = 0
+        """Messages dropped on any link, also on those that are gone."""
         self.iterations = IterationHub(lambda: self.links)
         """Who watches iterations."""
 
@@ -225,6 +227,10 @@ class Replicas:
     def on_changed(self, _: ReplicaLink) -> None:
         """See `LinkListener`."""
         self._on_changed()
+
+    def on_malformed(self, _: ReplicaLink) -> None:
+        """See `LinkListener`."""
+        self.num_malformed += 1
 
     def on_message(self, link: ReplicaLink, message: front.ToGateway) -> None:
         """See `LinkListener`."""

@@ -81,6 +81,21 @@ REFUSALS = MetricSpec(
     ("reason",),
 )
 OPEN_STREAMS = MetricSpec("chairlift.gateway.streams", _GAUGE, "{stream}", "Streams open now.")
+RESUBMISSIONS = MetricSpec(
+    "chairlift.gateway.requests.resubmitted",
+    _COUNTER,
+    "{request}",
+    "Submissions of requests whose scheduler was lost, or could serve no longer, to another or to its next life.",
+)
+SLOW_CLIENTS = MetricSpec(
+    "chairlift.gateway.streams.cut", _COUNTER, "{stream}", "Streams ended because their client did not read."
+)
+GATEWAY_MALFORMED = MetricSpec(
+    "chairlift.gateway.malformed_messages",
+    _COUNTER,
+    "{message}",
+    "Messages of schedulers dropped because they were none, or did not fit what came before.",
+)
 
 SPANS_EXPORTED = MetricSpec(
     "chairlift.telemetry.spans.exported", _COUNTER, "{span}", "Spans that were sent to the collector."
@@ -101,6 +116,9 @@ GATEWAY = (
     REQUESTS,
     REFUSALS,
     OPEN_STREAMS,
+    RESUBMISSIONS,
+    SLOW_CLIENTS,
+    GATEWAY_MALFORMED,
     *_EVERYWHERE,
 )
 
@@ -217,7 +235,10 @@ _W = "chairlift.worker."
 WORKER_STEPS = MetricSpec(f"{_W}steps", _COUNTER, "{step}", "Steps carried out.")
 WORKER_FAILED = MetricSpec(f"{_W}steps.failed", _COUNTER, "{step}", "Steps that gave no result.")
 WORKER_REFUSED = MetricSpec(
-    f"{_W}plans.refused", _COUNTER, "{plan}", "Plans not carried out because they did not follow the last."
+    f"{_W}plans.refused", _COUNTER, "{plan}", "Plans of no use because they did not follow the last, or it failed."
+)
+WORKER_FOREIGN = MetricSpec(
+    f"{_W}plans.foreign", _COUNTER, "{plan}", "Plans dropped because they were for another life of this worker."
 )
 STEP_DURATION = MetricSpec(
     f"{_W}step.duration",
@@ -229,7 +250,7 @@ STEP_DURATION = MetricSpec(
 )
 PLAN_SIZE = MetricSpec(f"{_W}plan.size", _HISTOGRAM, "{token}", "Tokens computed in one step.", boundaries=_PLAN_TOKENS)
 
-WORKER = (WORKER_STEPS, WORKER_FAILED, WORKER_REFUSED, STEP_DURATION, PLAN_SIZE, *_EVERYWHERE)
+WORKER = (WORKER_STEPS, WORKER_FAILED, WORKER_REFUSED, WORKER_FOREIGN, STEP_DURATION, PLAN_SIZE, *_EVERYWHERE)
 
 METRICS = {"gateway": GATEWAY, "scheduler": SCHEDULER, "worker": WORKER}
 """By process."""

@@ -8,6 +8,7 @@ import grpc
 
 from chairlift.ipc import front
 from chairlift.ipc.common import FinishReason, Reason
+from chairlift.ipc.tokens import pack_u32, pack_u64
 from chairlift.runtime.metric_table import GATEWAY, MetricKind
 from chairlift.v1 import inference_pb2 as pb
 
@@ -99,3 +100,23 @@ async def test_every_end_is_counted_and_only_what_was_never_in_is_a_refusal(star
     types = [series.split('"')[1] for series in found if "request_duration_seconds_count" in series]
     assert sorted(types) == ["CANCELLED", "DEADLINE", "INVALID_REQUEST", "QUEUE_FULL", "STEP_FAILED"]
     assert not any("time_per_output_token" in series or "time_to_first" in series for series in found)
+
+
+async def test_what_went_wrong_with_schedulers_is_counted_also_of_links_that_are_gone(start_rig: Any) -> None:
+    resubmitted, malformed = (
+        "chairlift_gateway_requests_resubmitted_total",
+        "chairlift_gateway_malformed_messages_total",
+    )
+    async with start_rig(metrics_listen="127.0.0.1:0") as rig:
+        call = rig.stub.Generate(pb.GenerateRequest(text="hi"))
+        submit = await rig.scheduler.accept()
+        rig.scheduler.send_frame(rig.scheduler.identity, b"no message")
+        rig.scheduler.send(front.Deltas(pack_u64([submit.handle]), pack_u32([9]), pack_u32([1])))
+        again = await rig.scheduler.accept()
+        rig.scheduler.finish(again.handle, 0)
+        await rig.caller.events(call)
+        await _until(rig, _code("OK"), 1)
+        rig.service._replicas.follow([])
+        assert not rig.service._replicas.links
+        found = await _metrics(rig)
+    assert (found[resubmitted], found[malformed]) == (1, 2)

@@ -153,7 +153,7 @@ async def test_load_is_watched_again_and_again(rig: Any) -> None:
     call = rig.ops.WatchLoad(ops_pb2.WatchLoadRequest(interval=Duration(nanos=100_000_000)))
     for running in (1, 2, 3):
         rig.scheduler.load = front.Load(running=running)
-        seen = []
+        seen: list[int] = []
         async with asyncio.timeout(20):
             while running not in seen[-1:]:
                 response = await call.read()
