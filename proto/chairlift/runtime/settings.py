@@ -22,6 +22,7 @@ StepTokens = Annotated[int, Meta(ge=1, le=1 << 20)]
 Threads = Annotated[int, Meta(ge=1, le=256)]
 Share = Annotated[float, Meta(gt=0, le=1)]
 Milliseconds = Annotated[float, Meta(gt=0, le=1e10)]
+MillisecondsOrZero = Annotated[float, Meta(ge=0, le=1e10)]
 ShareOrZero = Annotated[float, Meta(ge=0, lt=1)]
 
 
@@ -149,7 +150,7 @@ class GatewaySettings(_Section, frozen=True):
         bool, Meta(description="With auth_file: viewers of the operator's port see requests' ids and tenants.")
     ] = False
     tls_cert_file: Annotated[
-        str | None, Meta(description="PEM chain of both gRPC ports, read again when it changes; default: no TLS.")
+        str | None, Meta(description="PEM chain of gRPC and HTTP ports, read again when it changes; default: no TLS.")
     ] = None
     tls_key_file: Annotated[str | None, Meta(description="PEM private key of tls_cert_file.")] = None
     tls_client_ca_file: Annotated[
@@ -237,7 +238,7 @@ class SchedulerSettings(_Section, frozen=True):
         None
     )
     static_batch_wait_ms: Annotated[
-        SecondsOrZero, Meta(description="How long a static batch waits to fill before it starts.")
+        MillisecondsOrZero, Meta(description="How long a static batch waits to fill before it starts.")
     ] = 50.0
     itl_target_ms: Annotated[
         Milliseconds | None,
@@ -284,7 +285,7 @@ class SchedulerSettings(_Section, frozen=True):
         ),
     ] = "auto"
     max_head_bypass_ms: Annotated[
-        SecondsOrZero, Meta(description="How long smaller requests may pass one that does not fit.")
+        MillisecondsOrZero, Meta(description="How long smaller requests may pass one that does not fit.")
     ] = 1000.0
     gateway_loss_grace_s: Annotated[
         SecondsOrZero, Meta(description="How long requests of a lost gateway go on for someone to attach.")

@@ -23,6 +23,15 @@ def test_the_last_source_wins(tmp_path: Path) -> None:
     assert (scheduler.max_num_seqs, scheduler.block_size, scheduler.watermark) == (6, 64, 0.5)
 
 
+def test_milliseconds_reach_as_far_as_seconds_do() -> None:
+    """A bound of seconds on a setting in milliseconds lets it be a thousandth as long."""
+    overrides = [
+        f"scheduler.{name}=1e10" for name in ("static_batch_wait_ms", "max_head_bypass_ms", "queue_timeout_ms")
+    ]
+    scheduler = load_settings(overrides=overrides, environ={}).scheduler
+    assert scheduler.static_batch_wait_ms == scheduler.max_head_bypass_ms == scheduler.queue_timeout_ms == 1e10
+
+
 def test_the_file_may_come_from_the_environment(tmp_path: Path) -> None:
     file = tmp_path / "c.toml"
     file.write_text('[model]\nsource = "here"\n')
@@ -40,6 +49,8 @@ def test_the_file_may_come_from_the_environment(tmp_path: Path) -> None:
         ("scheduler.watermark=1", "watermark"),
         ("scheduler.watermark=nan", "watermark"),
         ("scheduler.max_num_seqs", "expected section.key=value"),
+        ("scheduler.max_head_bypass_ms=-1", "max_head_bypass_ms: .*>= 0"),
+        ("scheduler.max_head_bypass_ms=1e11", "max_head_bypass_ms: .*<= 1"),
         ("gateway.replicas=[ipc", "not a JSON array"),
     ],
 )
