@@ -1,6 +1,7 @@
 """A running scheduler process's shell (in a thread), and peers that speak to it over real sockets."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from chairlift.runtime.settings import IpcSettings, SchedulerSettings, Settings
 from scheduler_svc.service import SchedulerService
 
 GEOMETRY = device.Geometry("tiny", "f00d", 1000, 256, (2,), 16, 64, 0, 8, 256, 1024, "float32")
+_PATIENCE_S = 20.0
 
 
 class Peer:
@@ -56,6 +58,16 @@ class Gateway(Peer):
     def submit(self, handle: int, **fields: Any) -> None:
         given = {"tenant": "t", "request_id": f"r{handle}", "digest": bytes(16), "prompt": pack_u32([5, 6, 7])}
         self.send(front.Submit(handle, **(given | {"max_tokens": 4} | fields)))
+
+    def await_load(self, is_wanted: Callable[[front.Load], bool], what: str) -> front.Load:
+        """The first load told by a beat that `is_wanted`; `what` says in words what did not come within 20 s."""
+        deadline = time.monotonic() + _PATIENCE_S
+        while time.monotonic() < deadline:
+            load: front.Load = self.receive(front.ReplicaBeat).load
+            if is_wanted(load):
+                return load
+            self.send(front.GatewayBeat(self.epoch))
+        raise AssertionError(f"not within {_PATIENCE_S} s: {what}")
 
 
 class Worker(Peer):

@@ -1,5 +1,6 @@
 """What operators ask of a scheduler, over real sockets."""
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,15 @@ class Desk:
         reply = self.gateway.receive(*answers)
         assert reply.query == self._number
         return reply
+
+    def until(self, condition: Callable[[], Any], what: str) -> Any:
+        """Asks until `condition` gives something true, and returns that; `what` says in words what did not come."""
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            if found := condition():
+                return found
+            self.ask(front.LoadQuery)
+        raise AssertionError(f"not within 20 s: {what}")
 
     def change(self, **knobs: Any) -> Any:
         return self.ask(operator.ConfigChange, tuple(knobs.items()), actor="ann", comment="a test")
@@ -174,8 +184,8 @@ def test_a_guard_takes_a_change_back_and_says_so(
     gateway.submit(256, max_tokens=1)
     worker.step()
     gateway.receive(front.Finished)
-    while (reply := desk.ask(operator.ConfigQuery, True)).revision == 2:
-        pass
+    desk.until(lambda: desk.ask(operator.ConfigQuery).revision != 2, "the guard takes the change back")
+    reply = desk.ask(operator.ConfigQuery, True)
     assert (reply.current.origin, reply.knobs.max_num_seqs) == (Origin.GUARD, 8)
     assert reply.current.comment == "ttft_p99_ms passed 0.001 under revision 2"
     assert reply.history[0].guard is None
@@ -282,8 +292,7 @@ def test_a_gateway_that_has_gone_watches_no_more(start: New, new_gateway: New, n
     assert Desk(gateway).ask(front.LoadQuery).query
     assert service._feed.watch is not None
     gateway.send(front.GatewayBye(gateway.epoch))
-    while service._feed.watch is not None:
-        Desk(other).ask(front.LoadQuery)
+    Desk(other).until(lambda: service._feed.watch is None, "nobody watches any more")
 
 
 def test_every_knob_goes_there_and_back() -> None:

@@ -80,8 +80,7 @@ def test_a_silent_worker_is_lost_and_its_work_planned_anew(
     gateway.submit(256)
     worker.step(token=21)
     first = gateway.receive(front.Deltas)
-    while gateway.receive(front.ReplicaBeat).load.worker_epoch != 0:
-        gateway.send(front.GatewayBeat(gateway.epoch))
+    gateway.await_load(lambda load: load.worker_epoch == 0, "a beat that tells of the loss")
     successor = new_worker(epoch=8)
     successor.greet()
     plan = successor.step(token=22)
@@ -142,8 +141,7 @@ def test_malformed_frames_do_no_harm(start: New, new_gateway: New, new_worker: N
     bad_gateway.socket.send_multipart([b"two", b"frames"])
     gateway.send(front.LoadQuery(1))
     assert gateway.receive(front.LoadReply).query == 1
-    while gateway.receive(front.ReplicaBeat).load.malformed_messages < 1000:
-        pass
+    gateway.await_load(lambda load: load.malformed_messages >= 1000, "a beat that tells of every bad frame")
     worker.step()
     assert gateway.receive(front.Deltas)
 
@@ -164,8 +162,7 @@ def test_a_worker_that_reconnects_keeps_its_cache(start: New, new_gateway: New, 
     assert plan.boarded[0].computed == 3, "what was computed before is not computed again"
     deltas = gateway.receive(front.Deltas)
     assert (list(unpack_u32(deltas.offsets)), list(unpack_u32(deltas.tokens))) == ([1], [22])
-    while (load := gateway.receive(front.ReplicaBeat).load).steps < 2:
-        pass
+    load = gateway.await_load(lambda load: load.steps >= 2, "a beat that tells both steps")
     assert load.worker_losses == 0
 
 
@@ -175,11 +172,9 @@ def test_a_worker_without_a_connection_is_lost_at_once(start: New, new_gateway: 
     gateway, worker = new_gateway(), new_worker()
     worker.join()
     gateway.greet()
-    while gateway.receive(front.ReplicaBeat).load.worker_epoch == 0:
-        pass
+    gateway.await_load(lambda load: load.worker_epoch != 0, "a beat that tells of the worker")
     worker.close()
-    while gateway.receive(front.ReplicaBeat).load.worker_losses == 0:
-        gateway.send(front.GatewayBeat(gateway.epoch))
+    gateway.await_load(lambda load: load.worker_losses == 1, "a beat that tells of the loss")
 
 
 def test_a_gateway_that_greets_again_starts_anew(start: New, new_gateway: New, new_worker: New) -> None:
