@@ -117,7 +117,7 @@ def show(value: Any) -> str:
 
 def revision_facts(revision: "ConfigRevision") -> dict[str, Any]:
     """One revision for ``--json``."""
-    from chairlift.v1.ops_pb2 import ConfigOrigin
+    from chairlift.v1.ops_pb2 import ConfigOrigin, GuardMetric
 
     facts: dict[str, Any] = {
         "revision": revision.revision,
@@ -130,7 +130,7 @@ def revision_facts(revision: "ConfigRevision") -> dict[str, Any]:
     }
     if revision.HasField("guard"):
         facts["guard"] = {
-            "metric": revision.guard.metric,
+            "metric": GuardMetric.Name(revision.guard.metric).removeprefix("GUARD_METRIC_").lower(),
             "bound": revision.guard.bound,
             "window_s": revision.guard.window.ToTimedelta().total_seconds(),
         }

@@ -18,7 +18,7 @@ from chairlift.v1 import inference_pb2, ops_pb2, ops_pb2_grpc
 from deploy.cli import main
 from deploy.cli.errors import CommandError
 from deploy.cli.guard_flags import parse_guard
-from deploy.cli.knobs import knob_values, parse_assignments
+from deploy.cli.knobs import knob_values, parse_assignments, revision_facts
 from deploy.cli.terminal import Style
 from deploy.cli.top_samples import ReplicaHistory
 from deploy.cli.top_view import line, screen
@@ -195,6 +195,11 @@ def test_what_cannot_be_meant_is_a_usage_error(
     assert message in error
     assert error.count("\n") == 1
     assert desk.asked == []
+
+
+def test_a_guard_is_told_as_it_is_written() -> None:
+    facts = revision_facts(revision(3, guard=parse_guard("itl_p99_ms<=50@60")))
+    assert facts["guard"] == {"metric": "itl_p99_ms", "bound": 50.0, "window_s": 60.0}
 
 
 def test_guards_are_numbers() -> None:

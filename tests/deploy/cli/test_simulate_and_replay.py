@@ -13,7 +13,7 @@ from deploy.cli import main
 from scheduler_svc.core import events
 from scheduler_svc.core.config import SchedulingConfig
 from scheduler_svc.core.effects import SendPlan
-from scheduler_svc.core.frames import Frame, pack, read_frames, read_header
+from scheduler_svc.core.frames import Frame, Header, pack, read_frames, read_header
 from scheduler_svc.core.recording import RecordedCore
 from scheduler_svc.sim.counting_device import CountingDevice
 
@@ -141,7 +141,8 @@ def test_the_first_difference_is_pointed_at(capsys: pytest.CaptureFixture[str], 
         header, frames = read_header(file), list(read_frames(file))
     at = next(number for number, frame in enumerate(frames) if number > 100 and frame.plans)
     wrong: Frame = msgspec.structs.replace(frames[at], plans=bytes(8))
-    recording.write_bytes(b"".join(map(pack, [header, *frames[:at], wrong, *frames[at + 1 :]])))
+    parts: list[Header | Frame] = [header, *frames[:at], wrong, *frames[at + 1 :]]
+    recording.write_bytes(b"".join(map(pack, parts)))
     assert main(["replay", str(recording)]) == 1
     text = capsys.readouterr().out
     assert f"event {at + 1} (Tick) took another course" in text
