@@ -17,7 +17,7 @@ from chairlift.runtime.sockets import EndpointError
 from chairlift.runtime.telemetry import configure_logging
 from chairlift.runtime.tracing import open_tracing
 from gpu_worker.host_memory import limit_arenas
-from gpu_worker.threads import plan_threads, prepare_openmp
+from gpu_worker.threads import ThreadPlan, plan_threads, prepare_openmp
 
 _NUM_ARENAS = 2
 
@@ -28,14 +28,14 @@ def main(argv: Sequence[str]) -> int:
     settings = parse_settings(argv, "gpu_worker")
     configure_logging(settings.telemetry, "worker")
     worker = settings.worker
-    num_threads = plan_threads(worker.num_threads, worker.thread_spin_us, worker.pin_threads).num_threads
-    prepare_openmp(os.environ, num_threads)
+    threads = plan_threads(worker.num_threads, worker.thread_spin_us, worker.pin_threads)
+    prepare_openmp(os.environ, threads.num_threads)
     limit_arenas(_NUM_ARENAS)
     with stop_on_signals() as stop:
-        return _run(settings, num_threads, stop)
+        return _run(settings, threads, stop)
 
 
-def _run(settings: Settings, num_threads: int, stop: StopSignal) -> int:
+def _run(settings: Settings, threads: ThreadPlan, stop: StopSignal) -> int:
     import torch
 
     from gpu_worker.faults import FaultInjector
@@ -47,7 +47,7 @@ def _run(settings: Settings, num_threads: int, stop: StopSignal) -> int:
     from gpu_worker.sizes import UnusableSettingsError
     from gpu_worker.warm_up import WarmUpError
 
-    torch.set_num_threads(num_threads)
+    torch.set_num_threads(threads.num_threads)
     try:
         files = open_model(resolve_model(settings.model.source, settings.model.revision))
         faults = FaultInjector.from_environ(os.environ)
@@ -57,7 +57,7 @@ def _run(settings: Settings, num_threads: int, stop: StopSignal) -> int:
     except (UnusableSettingsError, EndpointError, OSError, ValueError) as error:
         return _give_up(ExitCode.USAGE, "worker_cannot_start", error)
     try:
-        engine = service.load(files, stop)
+        engine = service.load(files, threads, stop)
         # Lets go of the mapped files: their pages would count as this process's memory.
         del files
         return service.run(engine, stop)

@@ -29,6 +29,7 @@ from gpu_worker.loading.loader import ModelFiles
 from gpu_worker.memory import explained_shortage
 from gpu_worker.metrics import WorkerMetrics
 from gpu_worker.sizes import choose_sizes
+from gpu_worker.threads import ThreadPlan
 
 _LINGER_MS = 200
 """How long the last messages may take to leave."""
@@ -65,8 +66,8 @@ class WorkerService:
         self._metrics = WorkerMetrics(tracing)
         self._probes = ProbeServer(listen, self.state, self._metrics.exposition) if listen else None
 
-    def load(self, files: ModelFiles, stop: StopSignal) -> Engine:
-        """Reads weights, sizes the cache, warms up.
+    def load(self, files: ModelFiles, threads: ThreadPlan, stop: StopSignal) -> Engine:
+        """Reads weights, sizes the cache, warms up. `threads`: those of native kernels.
 
         Raises UnusableSettingsError, ModelLoadError, KvCacheSizeError, DeviceMemoryError, WarmUpError, or
         StopRequestedError at a signal between two tensors.
@@ -79,7 +80,7 @@ class WorkerService:
             self.state.set_ready(False, f"loading weights, {done * 100 // total} %")
 
         self.state.set_ready(False, "preparing kernels")
-        backend = choose_backend(self._settings, files, self._sizes)
+        backend = choose_backend(self._settings, files, self._sizes, threads)
         started = time.monotonic()
         with explained_shortage("loading weights", self._sizes.device):
             model = backend.load(files, progress)

@@ -37,9 +37,9 @@ class Figure:
 def run(arguments: argparse.Namespace) -> int:
     """Measures and prints. Returns `EXIT_NO_KERNELS` where there are no native kernels."""
     from deploy.bench.kernel_cases import cases
+    from gpu_worker.backends.errors import KernelsUnavailableError
     from gpu_worker.kernels.cpu.backend import open_cpu_kernels
     from gpu_worker.kernels.cpu.ceilings import measure_ceilings
-    from gpu_worker.kernels.cpu.library import KernelsUnavailableError
     from gpu_worker.threads import core_processors
 
     threads = arguments.threads or len(core_processors())

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from chairlift.runtime.settings import Settings
 from gpu_worker.backends.device import DeviceBackend
-from gpu_worker.kernels.cpu.library import KernelsUnavailableError
+from gpu_worker.backends.errors import KernelsUnavailableError
 from gpu_worker.loading.loader import ModelFiles
 from gpu_worker.memory import DeviceMemory, check_weights_fit
 from gpu_worker.sizes import Sizes
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 def choose_device_backend(settings: Settings, files: ModelFiles, sizes: Sizes) -> DeviceBackend:
     """Raises KernelsUnavailableError, whose one line says why; DeviceMemoryError where the weights cannot fit."""
     wanted, quantization = settings.worker.attention, settings.model.quantization
-    if wanted in ("reference", "native"):
-        raise KernelsUnavailableError(f"worker.attention is {wanted}, worker.device is cuda")
     if importlib.util.find_spec("triton") is None:
         raise KernelsUnavailableError("the package triton is not installed")
     if quantization == "gguf":

@@ -17,7 +17,7 @@ from gpu_worker.model.decoder import Decoder
 def find_triton_obstacle(config: ModelConfig, dtype: torch.dtype, block_size: int, device: torch.device) -> str | None:
     """Why these kernels cannot run a model here; None where they can."""
     if dtype not in QUERY_DTYPES:
-        return f"model.dtype={str(dtype).removeprefix('torch.')}: the kernels do bfloat16 and float16"
+        return f"model.dtype={str(dtype).removeprefix('torch.')}: the kernels do bfloat16"
     try:
         AttentionShape(config.num_heads, config.num_kv_heads, config.head_dim, block_size)
         DeviceClass.of(device)

@@ -31,6 +31,7 @@ from gpu_worker.loading.loader import open_model
 from gpu_worker.runner import Runner
 from gpu_worker.sampling.choose import greedy_rows
 from gpu_worker.sizes import choose_sizes
+from gpu_worker.threads import plan_threads
 from scheduler_svc.core import effects, events
 from scheduler_svc.core.config import SchedulingConfig
 from scheduler_svc.core.core import Core
@@ -185,7 +186,8 @@ def engines_of() -> Callable[..., EngineFactory]:
         settings = Settings(model=ModelSettings(dtype=dtype, quantization=quantization))
         files = open_model(resolve_model(BUILT_IN))
         sizes = choose_sizes(settings, files.config)
-        return EngineFactory(choose_backend(settings, files, sizes).load(files), sizes.dtype)
+        threads = plan_threads(None, settings.worker.thread_spin_us, None)
+        return EngineFactory(choose_backend(settings, files, sizes, threads).load(files), sizes.dtype)
 
     return load
 

@@ -270,6 +270,7 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     from gpu_worker.faults import FaultInjector
     from gpu_worker.loading.loader import open_model
     from gpu_worker.service import WorkerService
+    from gpu_worker.threads import ThreadPlan
 
     folder = tmp_path_factory.mktemp("tiny")
     config = LlamaConfig(
@@ -286,7 +287,7 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     files = open_model(resolve_model(settings.model.source))
     stop = StopSignal()
     service = WorkerService(settings, files.config, FaultInjector())
-    yield service.load(files, stop)
+    yield service.load(files, ThreadPlan(1, 0, ()), stop)
     service.close()
     stop.close()
 

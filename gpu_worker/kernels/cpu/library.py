@@ -7,12 +7,9 @@ import ctypes
 from ctypes import POINTER, c_double, c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
 
+from gpu_worker.backends.errors import KernelsUnavailableError
 from gpu_worker.kernels.cpu.build import PACKAGED_FOLDER, BuildError, cached_library, library_name
 from gpu_worker.kernels.cpu.instruction_sets import InstructionSet, usable_instruction_sets
-
-
-class KernelsUnavailableError(RuntimeError):
-    """No native kernels on this machine. The message says why in one line."""
 
 
 class AttentionShape(ctypes.Structure):

@@ -4,7 +4,8 @@ import ctypes
 import weakref
 from collections.abc import Sequence
 
-from gpu_worker.kernels.cpu.library import KernelsUnavailableError, Library
+from gpu_worker.backends.errors import KernelsUnavailableError
+from gpu_worker.kernels.cpu.library import Library
 
 DEFAULT_SPIN_US = 50
 """How long a waiting thread spins before it sleeps. Longer than the gaps inside a step, shorter than those between."""

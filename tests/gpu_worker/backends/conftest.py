@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from chairlift.runtime.model_source import ModelSource
+from gpu_worker.backends.errors import KernelsUnavailableError
 from gpu_worker.backends.native import NativeBackend, NativeModel
-from gpu_worker.kernels.cpu.library import KernelsUnavailableError
 from gpu_worker.loading.loader import open_model
 from gpu_worker.threads import ThreadPlan
 

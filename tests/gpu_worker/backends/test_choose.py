@@ -12,10 +12,14 @@ from structlog.testing import capture_logs
 from chairlift.runtime.settings import ModelSettings, SchedulerSettings, Settings, WorkerSettings
 from gpu_worker.backends import native
 from gpu_worker.backends.choose import choose_backend
-from gpu_worker.kernels.cpu.library import KernelsUnavailableError, load_library
+from gpu_worker.backends.errors import KernelsUnavailableError
+from gpu_worker.kernels.cpu.library import load_library
 from gpu_worker.loading.loader import open_model
 from gpu_worker.memory import DeviceMemoryError
 from gpu_worker.sizes import Sizes, UnusableSettingsError, choose_sizes
+from gpu_worker.threads import ThreadPlan
+
+ONE_THREAD = ThreadPlan(1, 0, ())
 
 needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="the package triton is not installed (Linux x86-64 only)"
@@ -30,10 +34,10 @@ def choose(twins: Any) -> Any:
         settings = Settings(
             model=ModelSettings(quantization=quantization),
             scheduler=SchedulerSettings(block_size=block_size),
-            worker=WorkerSettings(num_threads=1, **worker),
+            worker=WorkerSettings(**worker),
         )
         files = open_model(twins("qwen2").source)
-        return choose_backend(settings, files, choose_sizes(settings, files.config))
+        return choose_backend(settings, files, choose_sizes(settings, files.config), ONE_THREAD)
 
     yield run
     torch.set_num_threads(1)
@@ -64,7 +68,9 @@ def choose_on_cuda(twins: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda *_: 0)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
 
-    def run(block_size: int = 16, quantization: Any = "auto", head_dim: int = 64, **worker: Any) -> Any:
+    def run(
+        block_size: int = 16, quantization: Any = "auto", head_dim: int = 64, dtype: Any = torch.bfloat16, **worker: Any
+    ) -> Any:
         settings = Settings(
             model=ModelSettings(quantization=quantization),
             scheduler=SchedulerSettings(block_size=block_size),
@@ -72,8 +78,8 @@ def choose_on_cuda(twins: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
         )
         files = open_model(twins("qwen2").source)
         files = replace(files, config=msgspec.structs.replace(files.config, head_dim=head_dim))
-        sizes = Sizes(torch.device("cuda", 0), torch.bfloat16, 128, 4, 64, block_size)
-        return choose_backend(settings, files, sizes)
+        sizes = Sizes(torch.device("cuda", 0), dtype, 128, 4, 64, block_size)
+        return choose_backend(settings, files, sizes, ONE_THREAD)
 
     return run
 
@@ -117,10 +123,15 @@ def test_cuda_kernels_are_compiled_before_weights_are_read(
 @pytest.mark.parametrize(
     ("wanted", "words"),
     [
-        ({"attention": "native"}, "worker.device is cuda"),
+        ({"attention": "native"}, "worker.attention=native: needs worker.device=cpu"),
+        (
+            {"attention": "triton", "dtype": torch.float32},
+            "worker.attention=triton: model.dtype=float32: the kernels do bfloat16",
+        ),
         ({"attention": "triton", "block_size": 8}, "worker.attention=triton: block size 8"),
         ({"attention": "cuda", "head_dim": 80}, "worker.attention=cuda: head size 80"),
         ({"quantization": "int8", "head_dim": 72}, "model.quantization=int8 needs triton kernels: head size 72"),
+        ({"quantization": "int8", "attention": "reference"}, "needs triton kernels: worker.attention is reference"),
         ({"deterministic": True}, "worker.deterministic=true: not with triton kernels"),
     ],
 )
@@ -158,9 +169,10 @@ def test_without_them_torch_serves_and_says_so_once(choose: Any, no_kernels: Non
     assert [(line["event"], line["reason"]) for line in logs] == [("native_kernels_unavailable", "no C++ compiler")]
 
 
-def test_torch_on_request_is_no_notice(choose: Any) -> None:
+def test_torch_on_request_is_no_notice(choose: Any, choose_on_cuda: Any) -> None:
     with capture_logs() as logs:
         assert choose(attention="reference").name == "reference"
+        assert choose_on_cuda(attention="reference").name == "reference"
     assert not logs
 
 
@@ -174,6 +186,8 @@ def test_a_block_size_that_kernels_do_not_take(choose: Any) -> None:
     ("wanted", "words"),
     [
         ({"attention": "native"}, "worker.attention=native: no C++ compiler"),
+        ({"attention": "native", "block_size": 8}, "worker.attention=native: scheduler.block_size=8"),
+        ({"attention": "reference", "quantization": "int8"}, "needs native kernels: worker.attention is reference"),
         ({"quantization": "int8"}, "model.quantization=int8 needs native kernels: no C++ compiler"),
         ({"deterministic": True}, "worker.deterministic=true"),
         ({"quantization": "gguf"}, "no blocks"),

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from gpu_worker.backends.errors import KernelsUnavailableError
 from gpu_worker.kernels.cpu.instruction_sets import usable_instruction_sets
-from gpu_worker.kernels.cpu.library import KernelsUnavailableError, Library, load_library
+from gpu_worker.kernels.cpu.library import Library, load_library
 from gpu_worker.kernels.cpu.threads import ThreadTeam
 from gpu_worker.model.attention import AttentionLayout, Chunk
 

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from gpu_worker.backends.errors import KernelsUnavailableError
 from gpu_worker.kernels.cpu import build, library
 from gpu_worker.kernels.cpu.instruction_sets import INSTRUCTION_SETS
-from gpu_worker.kernels.cpu.library import KernelsUnavailableError, load_library
+from gpu_worker.kernels.cpu.library import load_library
 
 COMPILER = """#!/bin/sh
 echo "$@" >> "{log}"

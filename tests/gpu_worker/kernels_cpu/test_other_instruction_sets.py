@@ -12,9 +12,10 @@ import torch
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 
+from gpu_worker.backends.errors import KernelsUnavailableError
 from gpu_worker.kernels.cpu.attention import CpuAttention
 from gpu_worker.kernels.cpu.instruction_sets import INSTRUCTION_SETS, usable_instruction_sets
-from gpu_worker.kernels.cpu.library import KernelsUnavailableError, Library, load_library
+from gpu_worker.kernels.cpu.library import Library, load_library
 from gpu_worker.kernels.cpu.linear import LinearKernels, PackedLinear, WeightKind
 from gpu_worker.kernels.cpu.threads import ThreadTeam
 from gpu_worker.model.torch_attention import TorchAttention

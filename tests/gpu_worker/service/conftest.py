@@ -20,6 +20,7 @@ from chairlift.runtime.settings import IpcSettings, ModelSettings, SchedulerSett
 from gpu_worker.faults import FaultInjector
 from gpu_worker.loading.loader import open_model
 from gpu_worker.service import WorkerService
+from gpu_worker.threads import ThreadPlan
 
 MessageT = TypeVar("MessageT")
 PATIENCE_S = 60.0
@@ -90,7 +91,7 @@ class RunningWorker:
         self.stop = StopSignal()
         files = open_model(resolve_model(settings.model.source))
         self.service = WorkerService(settings, files.config, FaultInjector())
-        self.engine = self.service.load(files, self.stop)
+        self.engine = self.service.load(files, ThreadPlan(1, 0, ()), self.stop)
         self.exit_code: int | None = None
         self._thread = threading.Thread(target=self._run)
         self._thread.start()

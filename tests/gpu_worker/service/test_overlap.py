@@ -15,6 +15,7 @@ from chairlift.runtime.settings import Settings
 from gpu_worker.faults import FaultInjector
 from gpu_worker.loading.loader import open_model
 from gpu_worker.service import WorkerService
+from gpu_worker.threads import ThreadPlan
 
 PATIENCE_S = 60.0
 
@@ -68,7 +69,7 @@ def running(worker_settings: Settings) -> Iterator[Running]:
     stop, exit_codes = StopSignal(), []
     files = open_model(resolve_model(worker_settings.model.source))
     service = WorkerService(worker_settings, files.config, FaultInjector())
-    engine = service.load(files, stop)
+    engine = service.load(files, ThreadPlan(1, 0, ()), stop)
     runner = LaunchingRunner(engine.runner)
     launching = dataclasses.replace(engine, runner=runner)  # type: ignore[arg-type] # stands in for it
     thread = threading.Thread(target=lambda: exit_codes.append(service.run(launching, stop)))
