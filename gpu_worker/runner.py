@@ -37,12 +37,12 @@ _PROMPT_LOGIT_ROWS = 64
 
 @dataclass(slots=True)
 class RunnerCounters:
-    """What happened to plans since the start."""
+    """What happened to the scheduler's plans since the start; each counts once."""
 
     steps: int = 0
     failed: int = 0
     refused: int = 0
-    """Plans dropped or answered with NeedSnapshot."""
+    """Plans that did not follow the last, or whose result means nothing since the one before them failed."""
     foreign: int = 0
     """Plans for another life of this worker."""
 

@@ -96,6 +96,7 @@ class WorkerService:
         self.state.set_ready(False, "warming up")
         engine = build_engine(self._settings, files.source, backend, model, self._sizes, self._epoch, self._faults)
         give_back_freed()
+        self._metrics.follow(engine.runner.counters)
         return engine
 
     def run(self, engine: Engine, stop: StopSignal) -> int:

@@ -9,7 +9,7 @@ from chairlift.ipc.common import SamplingParams
 from chairlift.ipc.device import BoardedRow, Plan, StepDone
 from gpu_worker.batch.limits import BatchLimits
 from gpu_worker.results import pack_ids
-from gpu_worker.runner import Runner
+from gpu_worker.runner import Runner, RunnerCounters
 
 # Every part of sampling that needs memory of its own.
 _SAMPLING = SamplingParams(temperature=1.0, top_p=0.9, logprobs=4)
@@ -23,6 +23,8 @@ def warm_up(runner: Runner, limits: BatchLimits, worker_epoch: int) -> None:
     """Runs a step of as many rows and tokens as fit, then forgets it. Raises WarmUpError."""
     result = runner.execute(largest_plan(limits, worker_epoch))
     runner.forget()
+    # A step that no scheduler has asked for.
+    runner.counters = RunnerCounters()
     if not isinstance(result, StepDone):
         raise WarmUpError(f"the largest step failed: {getattr(result, 'message', result)}")
 

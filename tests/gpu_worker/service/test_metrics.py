@@ -35,7 +35,10 @@ def test_steps_are_counted_and_measured(new_scheduler: Any, new_worker: Any, unt
     scheduler.receive(device.StepFailed)
     scheduler.send(device.Plan(epoch, 9, decode=pack_u32([0])))
     until(lambda: _scrape(worker)[f"{_P}plans_refused_total"] == 1, "the plan that did not follow is counted")
+    scheduler.send(device.Plan(epoch + 1, 10, decode=pack_u32([0])))
+    until(lambda: _scrape(worker)[f"{_P}plans_foreign_total"] == 1, "the plan for another life is counted")
     found = _scrape(worker)
+    assert found[f"{_P}plans_refused_total"] == 1
     assert (found[f"{_P}steps_total"], found[f"{_P}steps_failed_total"]) == (2, 1)
     assert (found[f"{_P}plan_size_count"], found[f"{_P}plan_size_sum"]) == (2, 5)
     for part in ("device", "host"):
