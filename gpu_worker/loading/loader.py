@@ -69,13 +69,6 @@ def open_model(source: ModelSource) -> ModelFiles:
     return ModelFiles(source, config, tensors)
 
 
-def load_model(
-    source: ModelSource, dtype: torch.dtype, device: torch.device, progress: Progress = no_progress
-) -> LoadedModel:
-    """Opens and loads. Raises ModelLoadError."""
-    return open_model(source).load(dtype, device, progress)
-
-
 def _open(source: ModelSource) -> tuple[ModelConfig, TensorSource]:
     match source.kind:
         case SourceKind.GGUF:

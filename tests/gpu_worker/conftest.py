@@ -16,7 +16,7 @@ from gpu_worker.backends.backend import Model
 from gpu_worker.backends.reference import ReferenceModel
 from gpu_worker.batch.limits import BatchLimits
 from gpu_worker.kv_cache import KvCache, KvGeometry
-from gpu_worker.loading.loader import LoadedModel, load_model
+from gpu_worker.loading.loader import LoadedModel, open_model
 from gpu_worker.model.attention import AttentionLayout, Chunk
 from gpu_worker.model.decoder import StepInput
 
@@ -125,7 +125,7 @@ def twins(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Twins]:
             folder = tmp_path_factory.mktemp(name)
             reference.save_pretrained(folder)
             source = ModelSource(name, SourceKind.HUGGINGFACE, folder)
-            made[name] = Twins(folder, load_model(source, torch.float32, CPU), reference)
+            made[name] = Twins(folder, open_model(source).load(torch.float32, CPU), reference)
         return made[name]
 
     return make

@@ -83,17 +83,6 @@ class DeviceClass(enum.Enum):
     BLACKWELL = 100
     """B200: 10.x."""
 
-    @property
-    def shared_bytes(self) -> int:
-        """Shared memory that one program may have."""
-        match self:
-            case DeviceClass.AMPERE:
-                return 163 << 10
-            case DeviceClass.SMALL:
-                return 99 << 10
-            case DeviceClass.HOPPER | DeviceClass.BLACKWELL:
-                return 227 << 10
-
     @classmethod
     def of(cls, device: torch.device) -> "DeviceClass":
         """That of a CUDA device. Raises KernelArgumentError before compute capability 8.0; others count as HOPPER."""

@@ -13,7 +13,7 @@ from gguf.quants import dequantize, quantize
 from chairlift.runtime.model_source import ModelSource, SourceKind
 from gpu_worker.loading.config import FrequencyFactors, LinearScaling, YarnScaling
 from gpu_worker.loading.errors import ModelLoadError
-from gpu_worker.loading.loader import LoadedModel, load_model
+from gpu_worker.loading.loader import LoadedModel, open_model
 from gpu_worker.model.linear import DenseLinear
 
 SUPPORTED = ("Q4_0", "Q4_1", "Q8_0", "F16", "BF16", "F32")
@@ -21,7 +21,7 @@ HEADS, KV_HEADS, HEAD_DIM = 4, 2, 32
 
 
 def load(path: Path, dtype: torch.dtype = torch.float32) -> LoadedModel:
-    return load_model(ModelSource("m", SourceKind.GGUF, path), dtype, torch.device("cpu"))
+    return open_model(ModelSource("m", SourceKind.GGUF, path)).load(dtype, torch.device("cpu"))
 
 
 def weight(linear: Any) -> torch.Tensor:

@@ -14,11 +14,11 @@ from chairlift.runtime.model_source import ModelSource, SourceKind
 from gpu_worker.loading.config import Architecture, LinearScaling, Llama3Scaling, YarnScaling
 from gpu_worker.loading.errors import ModelLoadError
 from gpu_worker.loading.hf_config import read_hf_config
-from gpu_worker.loading.loader import LoadedModel, load_model
+from gpu_worker.loading.loader import LoadedModel, open_model
 
 
 def load(folder: Path) -> LoadedModel:
-    return load_model(ModelSource("m", SourceKind.HUGGINGFACE, folder), torch.float32, torch.device("cpu"))
+    return open_model(ModelSource("m", SourceKind.HUGGINGFACE, folder)).load(torch.float32, torch.device("cpu"))
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_stored_bfloat16_is_widened(folder: Path) -> None:
 def test_progress_counts_every_tensor(folder: Path) -> None:
     seen: list[tuple[int, int]] = []
     source = ModelSource("m", SourceKind.HUGGINGFACE, folder)
-    load_model(source, torch.float32, torch.device("cpu"), lambda done, total: seen.append((done, total)))
+    open_model(source).load(torch.float32, torch.device("cpu"), lambda done, total: seen.append((done, total)))
     assert seen[-1][0] == seen[-1][1] == len(seen)
 
 

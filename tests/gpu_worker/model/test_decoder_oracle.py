@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from gpu_worker.backends.reference import ReferenceModel
-from gpu_worker.loading.loader import load_model
+from gpu_worker.loading.loader import open_model
 
 TOLERANCE = 1e-4
 
@@ -59,7 +59,7 @@ def test_decode_rows_of_very_different_lengths(
 
 def test_bfloat16_stays_near_float32(twins: Any, paged_driver: Any, tokens_of: Callable[..., list[int]]) -> None:
     model = twins("qwen3")
-    loaded = load_model(model.source, torch.bfloat16, torch.device("cpu"))
+    loaded = open_model(model.source).load(torch.bfloat16, torch.device("cpu"))
     driver = paged_driver(ReferenceModel(loaded), dtype=torch.bfloat16)
     tokens = tokens_of(60, 3)
     found = torch.cat([driver.step({0: tokens[:41]})[0], *(driver.step({0: [token]})[0] for token in tokens[41:])])

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from chairlift.runtime.model_source import resolve_model
 from gpu_worker.backends.reference import ReferenceModel
-from gpu_worker.loading.loader import load_model
+from gpu_worker.loading.loader import open_model
 
 NUM_TOKENS = 12
 PROMPT_LENGTHS = (1, 17, 64, 150)
@@ -28,7 +28,7 @@ def real_models() -> tuple[Any, Any]:
         reference = AutoModelForCausalLM.from_pretrained(
             source.path.parent, gguf_file=source.path.name, dtype=torch.float32, attn_implementation="sdpa"
         )
-    return ReferenceModel(load_model(source, torch.float32, torch.device("cpu"))), reference.eval()
+    return ReferenceModel(open_model(source).load(torch.float32, torch.device("cpu"))), reference.eval()
 
 
 def real_tokens(count: int, seed: int) -> list[int]:
