@@ -19,7 +19,7 @@ from gateway.http.tls import HttpTls
 from gateway.observing import CallObserver
 from gateway.security.authenticator import Authenticator
 from gateway.security.secret_files import SecretsError
-from gateway.security.tls import TlsError
+from gateway.security.tls import CertificateFiles, TlsError
 
 Serve = Callable[[Any, Call], Awaitable[Message | None]]
 _SPARE_CONNECTIONS = 1000
@@ -68,7 +68,7 @@ class HttpFront:
         return await self._server.start()
 
     def reload_tls(self) -> None:
-        """Takes a new certificate for new connections, where there is one. Any thread's."""
+        """Takes what the certificates' files hold now for new connections. Any thread's."""
         if self._tls is not None:
             self._tls.reload()
 
@@ -87,6 +87,7 @@ def _tls(settings: GatewaySettings) -> HttpTls | None:
     if settings.tls_cert_file is None or settings.tls_key_file is None:
         return None
     try:
-        return HttpTls(settings.tls_cert_file, settings.tls_key_file, settings.tls_client_ca_file)
+        files = CertificateFiles(settings.tls_cert_file, settings.tls_key_file, settings.tls_client_ca_file)
+        return HttpTls(files)
     except (TlsError, WatchedFileError) as error:
         raise SecretsError(str(error)) from None

@@ -1,6 +1,6 @@
 """Everything secret that a gateway reads from files, and its renewal while the gateway runs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import structlog
 
@@ -9,7 +9,7 @@ from chairlift.runtime.settings import GatewaySettings
 from chairlift.runtime.watched_file import WatchedFile, WatchedFileError
 from gateway.security.authenticator import Authenticator
 from gateway.security.credentials_file import Credential, CredentialsError, parse_credentials
-from gateway.security.tls import ServerTls, TlsError
+from gateway.security.tls import CLIENT_CA, CertificateFiles, ServerTls, TlsError
 from gateway.security.tokens import HashedTokens
 
 
@@ -27,8 +27,9 @@ class SecretFiles:
         self._auth = None if settings.auth_file is None else WatchedFile(settings.auth_file, "gateway.auth_file")
         try:
             tokens = None if self._auth is None else _parse(self._auth, self._auth.read_if_changed() or b"")
-            self.public_tls = _tls(settings, settings.tls_client_ca_file)
-            self.ops_tls = _tls(settings, ops_client_ca(settings))
+            self.public_tls = _tls(settings, settings.tls_client_ca_file, CLIENT_CA)
+            ops_ca_setting = "gateway.ops_tls_client_ca_file" if settings.ops_tls_client_ca_file else CLIENT_CA
+            self.ops_tls = _tls(settings, ops_client_ca(settings), ops_ca_setting)
         except (WatchedFileError, CredentialsError, TlsError) as error:
             raise SecretsError(str(error)) from None
         self.authenticator = Authenticator(tokens)
@@ -36,29 +37,30 @@ class SecretFiles:
     def reload(self) -> None:
         """Takes over what has changed. What cannot be used is logged, once for each problem, and left out."""
         if self._auth is not None:
-            self._try("gateway.auth_file", self._reload_tokens)
-        for name, tls in (("gateway.tls_cert_file", self.public_tls), ("gateway.ops_tls_client_ca_file", self.ops_tls)):
+            self._try("every port", self._reload_tokens)
+        for port, tls in (("gateway.listen", self.public_tls), ("gateway.ops_listen", self.ops_tls)):
             if tls is not None:
-                self._try(name, tls.reload)
+                self._try(port, tls.reload)
 
-    def _try(self, name: str, reload: Callable[[], bool]) -> None:
+    def _try(self, port: str, reload: Callable[[], Sequence[str]]) -> None:
+        """`reload` returns the settings whose files have changed."""
         try:
-            if reload():
-                self._problems.pop(name, None)
-                self._log.info("secrets_reloaded", setting=name)
+            for setting in reload():
+                self._problems.pop(port, None)
+                self._log.info("secrets_reloaded", setting=setting, port=port)
         except (WatchedFileError, CredentialsError, TlsError) as error:
             problem = str(error)
-            if self._problems.get(name) != problem:
-                self._problems[name] = problem
-                self._log.error("secrets_not_reloaded", setting=name, reason=problem)
+            if self._problems.get(port) != problem:
+                self._problems[port] = problem
+                self._log.error("secrets_not_reloaded", port=port, reason=problem)
 
-    def _reload_tokens(self) -> bool:
+    def _reload_tokens(self) -> Sequence[str]:
         assert self._auth is not None
         content = self._auth.read_if_changed()
         if content is None:
-            return False
+            return ()
         self.authenticator.replace(_parse(self._auth, content))
-        return True
+        return (self._auth.setting,)
 
 
 def _parse(file: WatchedFile, content: bytes) -> HashedTokens[Credential]:
@@ -68,12 +70,13 @@ def _parse(file: WatchedFile, content: bytes) -> HashedTokens[Credential]:
         raise CredentialsError(f"{file.setting} = {file.path}: {error}") from None
 
 
-def _tls(settings: GatewaySettings, client_ca_file: str | None) -> ServerTls | None:
+def _tls(settings: GatewaySettings, client_ca_file: str | None, ca_setting: str) -> ServerTls | None:
     cert, key = settings.tls_cert_file, settings.tls_key_file
     if cert is None and key is None:
         if client_ca_file is not None:
-            raise TlsError("client certificates are asked for over TLS only: set gateway.tls_cert_file, tls_key_file")
+            wanted = "client certificates are asked for over TLS only: set gateway.tls_cert_file, tls_key_file"
+            raise TlsError(f"{ca_setting}: {wanted}")
         return None
     if cert is None or key is None:
         raise TlsError("gateway.tls_cert_file and gateway.tls_key_file go together")
-    return ServerTls(cert, key, client_ca_file)
+    return ServerTls(CertificateFiles(cert, key, client_ca_file, ca_setting))

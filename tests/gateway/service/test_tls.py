@@ -9,12 +9,16 @@ from typing import Any
 
 import grpc
 import grpc.aio
+import msgspec
 import pytest
+import structlog.testing
 
+from chairlift.runtime.settings import GatewaySettings
 from chairlift.v1 import inference_pb2 as pb
 from chairlift.v1 import inference_pb2_grpc as pb_grpc
 from chairlift.v1 import ops_pb2, ops_pb2_grpc
-from gateway.security.tls import ServerTls, TlsError
+from gateway.security.secret_files import SecretFiles, SecretsError
+from gateway.security.tls import CertificateFiles, ServerTls, TlsError
 
 OPENSSL = shutil.which("openssl")
 pytestmark = pytest.mark.skipif(OPENSSL is None, reason="certificates are made with openssl, which is not here")
@@ -114,14 +118,14 @@ async def test_clients_prove_who_they_are_where_roots_are_set(
 def test_files_that_make_no_certificate_are_named_and_no_key_is_quoted(authority: Authority, tmp_path: Path) -> None:
     (cert, key), (_, other_key) = authority.make("one"), authority.make("two")
     with pytest.raises(TlsError, match=r"one.crt and .*two.pkey: no certificate with its key: KEY_VALUES_MISMATCH"):
-        ServerTls(str(cert), str(other_key), None)
+        ServerTls(CertificateFiles(str(cert), str(other_key), None))
     bad = tmp_path / "bad"
     bad.write_text(key.read_text().replace("PRIVATE", "PUBLIC"))
     with pytest.raises(TlsError) as error:
-        ServerTls(str(cert), str(bad), None)
+        ServerTls(CertificateFiles(str(cert), str(bad), None))
     assert key.read_text().splitlines()[1] not in str(error.value)
     with pytest.raises(TlsError, match="no PEM certificates"):
-        ServerTls(str(cert), str(key), str(key))
+        ServerTls(CertificateFiles(str(cert), str(key), str(key)))
 
 
 def test_an_encrypted_key_is_refused_and_nobody_is_asked_for_its_passphrase(
@@ -133,4 +137,30 @@ def test_an_encrypted_key_is_refused_and_nobody_is_asked_for_its_passphrase(
     command = [OPENSSL, "pkcs8", "-topk8", "-in", str(key), "-out", str(locked), "-passout", "pass:secret"]
     subprocess.run(command, check=True, capture_output=True)
     with pytest.raises(TlsError, match="encrypted"):
-        ServerTls(str(cert), str(locked), None)
+        ServerTls(CertificateFiles(str(cert), str(locked), None))
+
+
+def test_what_changed_and_what_is_wrong_is_told_by_its_setting(authority: Authority) -> None:
+    (cert, key), (new_cert, new_key), (roots, _) = authority.make("one"), authority.make("two"), authority.make("ops")
+    settings = GatewaySettings(tls_cert_file=str(cert), tls_key_file=str(key), ops_tls_client_ca_file=str(roots))
+    with structlog.testing.capture_logs() as lines:
+        secrets = SecretFiles(settings)
+        shutil.copy(new_cert, cert)
+        shutil.copy(new_key, key)
+        secrets.reload()
+        shutil.copy(new_cert, roots)
+        secrets.reload()
+        roots.write_text("none")
+        secrets.reload()
+    pair = ("gateway.tls_cert_file", "gateway.tls_key_file")
+    assert [(line["port"], line.get("setting")) for line in lines] == [
+        *(("gateway.listen", setting) for setting in pair),
+        *(("gateway.ops_listen", setting) for setting in pair),
+        ("gateway.ops_listen", "gateway.ops_tls_client_ca_file"),
+        ("gateway.ops_listen", None),
+    ]
+    assert lines[-1]["reason"].startswith(f"gateway.ops_tls_client_ca_file = {roots}: no PEM certificates")
+    with pytest.raises(SecretsError, match=r"gateway\.ops_tls_client_ca_file = .*: no PEM certificates"):
+        SecretFiles(settings)
+    with pytest.raises(SecretsError, match=r"gateway\.tls_client_ca_file = .*: no PEM certificates"):
+        SecretFiles(msgspec.structs.replace(settings, tls_client_ca_file=str(roots), ops_tls_client_ca_file=None))

@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+import socket
 import ssl
 import subprocess
 from pathlib import Path
@@ -66,16 +67,27 @@ async def test_token_decides_who_calls(
             await make_openai(rig).models.list()
 
 
-@pytest.fixture
-def tls_files(tmp_path: Path) -> dict[str, str]:
-    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    subject = ("-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1")
+_HAS_OPENSSL = pytest.mark.skipif(
+    shutil.which("openssl") is None, reason="certificates are made with openssl, which is not here"
+)
+
+
+def _make(folder: Path, name: str) -> tuple[Path, Path]:
+    """A self-signed certificate and its key."""
+    cert, key = folder / f"{name}.pem", folder / f"{name}-key.pem"
+    subject = ("-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1")
     made = ("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "1")
     subprocess.run([*made, "-keyout", key, "-out", cert, *subject], check=True, capture_output=True)
+    return cert, key
+
+
+@pytest.fixture
+def tls_files(tmp_path: Path) -> dict[str, str]:
+    cert, key = _make(tmp_path, "server")
     return {"tls_cert_file": str(cert), "tls_key_file": str(key)}
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="certificates are made with openssl, which is not here")
+@_HAS_OPENSSL
 async def test_port_speaks_tls_with_the_same_files(start_rig: Any, tls_files: dict[str, str]) -> None:
     async with start_rig(http_listen="127.0.0.1:0", **tls_files) as rig:
         context = ssl.create_default_context(cafile=tls_files["tls_cert_file"])
@@ -84,3 +96,54 @@ async def test_port_speaks_tls_with_the_same_files(start_rig: Any, tls_files: di
         assert b"200 OK" in await reader.read()
         writer.close()
         await writer.wait_closed()
+
+
+def _ask(
+    port: int, client: ssl.SSLContext, session: ssl.SSLSession | None = None
+) -> tuple[bool, ssl.SSLSession | None]:
+    """Whether the session was taken up, and the one to take up next; (False, None) where the client is turned away."""
+    try:
+        with (
+            socket.create_connection(("127.0.0.1", port), timeout=20) as plain,
+            client.wrap_socket(plain, server_hostname="127.0.0.1", session=session) as connection,
+        ):
+            connection.sendall(b"GET /readyz HTTP/1.1\r\nhost: x\r\n\r\n")
+            # A certificate that is not accepted shows here: with TLS 1.3 the client's handshake is over before.
+            if not connection.recv(4096).startswith(b"HTTP/1.1 200"):
+                return False, None
+            return bool(connection.session_reused), connection.session
+    except (ssl.SSLError, ConnectionError):
+        return False, None
+
+
+@_HAS_OPENSSL
+async def test_withdrawn_roots_of_clients_let_nobody_in_any_more(
+    start_rig: Any, tls_files: dict[str, str], tmp_path: Path
+) -> None:
+    old, new = _make(tmp_path, "old"), _make(tmp_path, "new")
+    roots = tmp_path / "roots.pem"
+    shutil.copy(old[0], roots)
+    nobody, by_old, by_new = (ssl.create_default_context(cafile=tls_files["tls_cert_file"]) for _ in range(3))
+    by_old.load_cert_chain(*old)
+    by_new.load_cert_chain(*new)
+    tls = tls_files | {"tls_client_ca_file": str(roots)}
+    async with start_rig(http_listen="127.0.0.1:0", secret_poll_interval_s=0.05, **tls) as rig:
+        port = rig.service.http_port
+        _, session = await asyncio.to_thread(_ask, port, by_old)
+        assert session is not None
+        is_reused, session = await asyncio.to_thread(_ask, port, by_old, session)
+        assert is_reused
+        for client in (nobody, by_new):
+            assert await asyncio.to_thread(_ask, port, client) == (False, None)
+        # What makes no root leaves the old one in force.
+        roots.write_text("none")
+        await asyncio.sleep(0.15)
+        assert (await asyncio.to_thread(_ask, port, by_old))[1] is not None
+        shutil.copy(new[0], roots)
+        async with asyncio.timeout(20):
+            while (await asyncio.to_thread(_ask, port, by_new))[1] is None:  # noqa: ASYNC110  # tells no event
+                await asyncio.sleep(0.02)
+        for client in (nobody, by_old):
+            assert await asyncio.to_thread(_ask, port, client) == (False, None)
+        # Nor does a session of before.
+        assert await asyncio.to_thread(_ask, port, by_old, session) == (False, None)
