@@ -44,9 +44,13 @@ async def test_the_deadline_of_a_resume_ends_that_attachment_only(rig: Any) -> N
 
 
 async def test_a_question_that_nobody_answers_ends_typed(rig: Any) -> None:
-    call = rig.stub.Explain(pb.ExplainRequest(request_id="r"), timeout=0.3)
-    error = await rig.caller.error(call)
-    assert (error.code, error.info.reason) == (grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE")
+    """By the server, shortly before its client gives up by itself: where the machine is busy, not at every try."""
+    for _ in range(20):
+        error = await rig.caller.error(rig.stub.Explain(pb.ExplainRequest(request_id="r"), timeout=0.3))
+        assert error.code is grpc.StatusCode.DEADLINE_EXCEEDED
+        if error.info.reason == "DEADLINE":
+            return
+    pytest.fail("every call was ended by its client")
 
 
 @pytest.mark.parametrize("left_s", [0.0, 0.001, 0.01, 0.1, 1.0, 3600.0])

@@ -10,7 +10,6 @@ import pytest
 from chairlift.ipc import front
 from chairlift.v1 import inference_pb2 as pb
 from chairlift.v1 import inference_pb2_grpc as pb_grpc
-from chairlift.v1 import ops_pb2
 
 _IDENTITY = None
 
@@ -157,15 +156,6 @@ async def test_a_refusal_at_the_door_is_trailers_only(rig: Any) -> None:
     error = await rig.caller.error(call)
     assert error.code is grpc.StatusCode.INVALID_ARGUMENT
     assert tuple(await call.initial_metadata()) == ()
-
-
-async def test_methods_of_the_operator_that_are_not_built_say_so(rig: Any) -> None:
-    for call in (
-        rig.ops.ListRequests(ops_pb2.ListRequestsRequest()),
-        rig.ops.WatchIterations(ops_pb2.WatchIterationsRequest()),
-    ):
-        error = await rig.caller.error(call)
-        assert (error.code, error.info.reason) == (grpc.StatusCode.UNIMPLEMENTED, "NOT_IMPLEMENTED")
 
 
 async def test_a_fault_of_ours_ends_one_call_with_a_trace_and_without_text(

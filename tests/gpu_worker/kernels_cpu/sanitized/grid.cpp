@@ -154,7 +154,7 @@ void check_linear(cl::Pool* pool, int kind, int outputs, int inputs, bool paired
 }  // namespace
 
 int main() {
-  cl::Pool* pool = cl::Pool::create(2, 0);
+  cl::Pool* pool = cl::Pool::create(2, 0, nullptr);
   require(pool != nullptr, "pool", 2, 0);
   for (int head_dim : {64, 80, 128}) {
     for (int window : {0, 21}) {
