@@ -27,6 +27,7 @@ from gateway.errors.status import to_wire
 from gateway.gate import Admission, Gate
 from gateway.security.principal import NOBODY, Principal
 from gateway.streams.generation import Generation
+from gateway.transport import OverGrpc, Transport
 
 RequestT = TypeVar("RequestT", bound=Message)
 
@@ -41,6 +42,10 @@ _MIN_MARGIN_S = 0.003
 
 class Connection(Protocol):
     """What a call came by."""
+
+    @property
+    def transport(self) -> Transport:
+        """gRPC or HTTP."""
 
     @property
     def metadata(self) -> Mapping[str, str]:
@@ -62,6 +67,7 @@ class GrpcConnection:
 
     def __init__(self, context: "grpc.aio.ServicerContext[Any, Any]") -> None:
         self._context = context
+        self.transport: Transport = OverGrpc()
         self.metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
         self.write = context.write
 
@@ -81,6 +87,8 @@ class Call:
 
     def __init__(self, connection: Connection, principal: Principal) -> None:
         self._connection = connection
+        self.transport = connection.transport
+        """What it came by."""
         self.principal = principal
         """Who calls, and what they may do."""
         self.metadata = connection.metadata
@@ -218,11 +226,15 @@ class Method(Generic[RequestT]):
 
     async def _refuse(self, error: ApiError, _: bytes, context: "grpc.aio.ServicerContext[Any, Any]") -> None:
         call = Call(GrpcConnection(context), NOBODY)
+        self.refuse(error, call)
+        await _abort(context, error, call)
+
+    def refuse(self, error: ApiError, call: Call) -> None:
+        """A call, whatever it came by, ends with `error` before it is served; that is told to the caller elsewhere."""
         call.failure = error.reason
         if self._observer is not None:
             self._observer.began(self._name, call)
             self._observer.ended(self._name, call)
-        await _abort(context, error, call)
 
     async def run(self, request: RequestT | _Malformed | int, call: Call) -> Message | None:
         """Serves one call, whatever it came by; the caller counts it in the gate.

@@ -8,10 +8,11 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from chairlift.ipc.common import FinishReason
 from chairlift.runtime.tracing import Tracing, context_of
 from gateway.call import Call
+from gateway.errors.http_status import http_status
 from gateway.errors.table import status_rule
+from gateway.security.principal import INFERENCE_SERVICE
 from gateway.streams.generation import Generation
-
-_SERVICE = "chairlift.v1.InferenceService"
+from gateway.transport import OverGrpc, OverHttp, Transport
 
 
 class CallSpans:
@@ -23,10 +24,9 @@ class CallSpans:
 
     def began(self, method: str, call: Call) -> None:
         """The call and what it starts belong to a new span, below the caller's where there is one."""
-        attributes = {"rpc.system": "grpc", "rpc.service": _SERVICE, "rpc.method": method}
+        name, attributes = _name_and_attributes(method, call.transport)
         context = context_of(call.traceparent, call.tracestate)
-        tracer = self._tracing.tracer
-        call.trace_as(tracer.start_span(f"{_SERVICE}/{method}", context, SpanKind.SERVER, attributes))
+        call.trace_as(self._tracing.tracer.start_span(name, context, SpanKind.SERVER, attributes))
 
     def ended(self, call: Call, first_token_at: float | None = None) -> None:
         """Ends the call's span, whatever the call came to; `first_token_at` is of the monotonic clock."""
@@ -35,8 +35,7 @@ class CallSpans:
             return
         if first_token_at is not None:
             span.set_attribute("gen_ai.response.time_to_first_chunk", first_token_at - call.arrived_at)
-        code = status_rule(call.failure).code.value[0] if call.failure else 0
-        span.set_attribute("rpc.grpc.status_code", code)
+        span.set_attribute(*_status(call))
         span.set_attribute("gen_ai.operation.name", call.operation)
         span.set_attribute("gen_ai.provider.name", "chairlift")
         span.set_attribute("gen_ai.request.model", self._model)
@@ -54,6 +53,26 @@ class CallSpans:
     def close(self) -> None:
         """Exports what is left, within a bounded time."""
         self._tracing.close()
+
+
+def _name_and_attributes(method: str, transport: Transport) -> tuple[str, dict[str, str]]:
+    match transport:
+        case OverGrpc():
+            attributes = {"rpc.system": transport.name, "rpc.service": INFERENCE_SERVICE, "rpc.method": method}
+            return f"{INFERENCE_SERVICE}/{method}", attributes
+        case OverHttp(method=http_method, scheme=scheme, path=path):
+            attributes = {"http.request.method": http_method, "http.route": path}
+            return f"{http_method} {path}", attributes | {"url.path": path, "url.scheme": scheme}
+
+
+def _status(call: Call) -> tuple[str, int]:
+    """The attribute for what the caller gets."""
+    match call.transport:
+        case OverGrpc():
+            return "rpc.grpc.status_code", status_rule(call.failure).code.value[0] if call.failure else 0
+        case OverHttp(status=sent):
+            status = http_status(call.failure) if call.failure else 200
+            return "http.response.status_code", status if sent is None else sent
 
 
 def _describe_request(span: Span, generation: Generation) -> None:

@@ -18,6 +18,7 @@ class RequestLog:
         """The call is over with the status `code`; `first_token_at` is of the monotonic clock."""
         fields: dict[str, object] = {
             "method": method,
+            "transport": call.transport.name,
             "code": code,
             "duration_ms": _ms(time.monotonic() - call.arrived_at),
             "trace_id": call.trace_id,

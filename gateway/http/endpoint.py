@@ -5,6 +5,7 @@ a status of its own; what goes wrong later is an event of the stream, without th
 """
 
 import asyncio
+import time
 from collections.abc import Callable
 
 import msgspec
@@ -16,12 +17,12 @@ from gateway.call import Call, Method
 from gateway.errors.api_error import ApiError
 from gateway.gate import Gate
 from gateway.http.body import read_body
-from gateway.http.connection import HttpConnection, headers_of
+from gateway.http.connection import HttpConnection, headers_of, write_nothing
 from gateway.http.openai_answers import Answer
 from gateway.http.openai_errors import HttpError, encode_error, to_http
 from gateway.http.openai_requests import Asked, name_as_asked
 from gateway.security.authenticator import Authenticator
-from gateway.security.principal import INFERENCE_SERVICE, Principal
+from gateway.security.principal import INFERENCE_SERVICE, NOBODY, Principal
 
 TRANSPORT = "chairlift.transport"
 """Where the server puts a connection's transport in the scope's state."""
@@ -63,18 +64,26 @@ class GenerateEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request."""
         self._gate.enter()
+        arrived_at = time.monotonic()
         try:
-            # Before a byte of the body is read.
-            principal = admit(self._authenticator, scope, "Generate")
-            body = await read_body(scope, receive, self._limits.max_body_bytes, self._limits.read_timeout_s)
-            if body is None:
-                return
-            exchange = _Exchange(self._read(body), scope, send, principal)
-            await exchange.run(self._method, receive)
+            exchange = await self._begin(scope, receive, send)
         except ApiError as error:
-            await send_error(send, to_http(error))
+            call = Call(HttpConnection(scope, write_nothing), NOBODY)
+            call.arrived_at = arrived_at
+            self._method.refuse(error, call)
+            await send_error(send, to_http(error, call.trace_id))
+        else:
+            if exchange is not None:
+                await exchange.run(self._method, receive)
         finally:
             self._gate.leave()
+
+    async def _begin(self, scope: Scope, receive: Receive, send: Send) -> "_Exchange | None":
+        """None where the client has gone. Raises ApiError for a request that is not let in, or is none."""
+        # Before a byte of the body is read.
+        principal = admit(self._authenticator, scope, "Generate")
+        body = await read_body(scope, receive, self._limits.max_body_bytes, self._limits.read_timeout_s)
+        return None if body is None else _Exchange(self._read(body), scope, send, principal)
 
 
 def admit(authenticator: Authenticator, scope: Scope, method: str) -> Principal:
@@ -92,7 +101,9 @@ class _Exchange:
         self._scope = scope
         self._send = send
         self._answer = Answer(asked)
-        self._call = Call(HttpConnection(scope, self._write), principal)
+        connection = HttpConnection(scope, self._write)
+        self._transport = connection.transport
+        self._call = Call(connection, principal)
         self._has_begun = False
 
     async def run(self, method: Method[pb.GenerateRequest], receive: Receive) -> None:
@@ -128,7 +139,7 @@ class _Exchange:
             return
         if not self._has_begun:
             request_id = self._answer.request_id.encode("latin-1")
-            self._has_begun = True
+            self._has_begun, self._transport.status = True, 200
             headers = [*_SSE, (b"x-request-id", request_id)]
             await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         if events:

@@ -9,7 +9,7 @@ from chairlift.v1 import inference_pb2 as pb
 from gateway.call import Call, Method
 from gateway.errors.api_error import ApiError
 from gateway.gate import Gate
-from gateway.http.connection import HttpConnection
+from gateway.http.connection import HttpConnection, write_nothing
 from gateway.http.endpoint import admit, send_error, send_json
 from gateway.http.openai_bodies import ModelBody, ModelList
 from gateway.http.openai_errors import to_http
@@ -45,7 +45,7 @@ class ModelsEndpoint:
     async def _answer(self, scope: Scope) -> bytes:
         name = scope["path_params"].get("model")
         principal = admit(self._authenticator, scope, "ListModels" if name is None else "GetModel")
-        call = Call(HttpConnection(scope, _write_nothing), principal)
+        call = Call(HttpConnection(scope, write_nothing), principal)
         if name is None:
             listed = await self._list_models.run(pb.ListModelsRequest(), call)
             assert isinstance(listed, pb.ListModelsResponse)
@@ -56,8 +56,3 @@ class ModelsEndpoint:
 
     def _describe(self, model: pb.Model) -> ModelBody:
         return ModelBody(model.id, "model", self._since, "chairlift", model.context_length)
-
-
-async def _write_nothing(_: bytes) -> None:
-    """These calls have one answer and no stream."""
-    raise AssertionError("no stream")

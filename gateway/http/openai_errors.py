@@ -1,31 +1,13 @@
-"""Our errors as HTTP statuses and OpenAI's error object: one table from the codes that gRPC clients get."""
+"""Our errors as HTTP answers with OpenAI's error object."""
 
 import math
-from collections.abc import Mapping
 
-import grpc
 import msgspec
 
-from gateway.errors.api_error import ApiError, GatewayReason
+from gateway.errors.api_error import ApiError
+from gateway.errors.http_status import http_status
 from gateway.errors.table import status_rule
 
-_Code = grpc.StatusCode
-HTTP_STATUS: Mapping[grpc.StatusCode, int] = {
-    _Code.INVALID_ARGUMENT: 400,
-    _Code.OUT_OF_RANGE: 400,
-    _Code.UNAUTHENTICATED: 401,
-    _Code.PERMISSION_DENIED: 403,
-    _Code.NOT_FOUND: 404,
-    _Code.ALREADY_EXISTS: 409,
-    _Code.ABORTED: 409,
-    _Code.RESOURCE_EXHAUSTED: 429,
-    _Code.CANCELLED: 499,
-    _Code.INTERNAL: 500,
-    _Code.UNIMPLEMENTED: 501,
-    _Code.UNAVAILABLE: 503,
-    _Code.DEADLINE_EXCEEDED: 504,
-}
-"""What each code is over HTTP (google.rpc's own table; 499 is nginx's for a client that has gone)."""
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -65,8 +47,8 @@ class HttpError(msgspec.Struct, frozen=True):
 
 def to_http(error: ApiError, trace_id: str = "") -> HttpError:
     """The answer for `error`; `trace_id` is told where the fault is ours."""
-    rule = status_rule(error.reason, can_retry=error.retry_after_s is not None)
-    status = 413 if error.reason == GatewayReason.REQUEST_TOO_LARGE else HTTP_STATUS.get(rule.code, 500)
+    can_retry = error.retry_after_s is not None
+    rule, status = status_rule(error.reason, can_retry=can_retry), http_status(error.reason, can_retry=can_retry)
     retry_s = error.retry_after_s if error.retry_after_s is not None else rule.default_retry_s
     headers: list[tuple[str, str]] = []
     if retry_s is not None:
