@@ -20,12 +20,12 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from chairlift.runtime.token_hash import digest_of_hash
+from chairlift.runtime.token_hash import NAME_PATTERN, digest_of_hash
 from chairlift.v1 import inference_pb2
 from gateway.security.principal import Principal, Role
 from gateway.security.tokens import HashedTokens
 
-Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@/-]{0,63}$")]
+Name = Annotated[str, Meta(pattern=NAME_PATTERN)]
 _METHODS = frozenset(inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].methods_by_name)
 
 
@@ -66,6 +66,9 @@ class Credential(msgspec.Struct, frozen=True):
 def parse_credentials(content: bytes) -> HashedTokens[Credential]:
     """The tokens of a file. Raises CredentialsError."""
     parsed = _decode(content)
+    if not parsed.tokens:
+        # What a cut write leaves would lock everybody out.
+        raise CredentialsError("no [[tokens]] are in it: every caller would be refused")
     for name, tenant in parsed.tenants.items():
         unknown = sorted(set(tenant.methods or ()) - _METHODS)
         if unknown:

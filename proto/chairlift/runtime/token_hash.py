@@ -11,6 +11,8 @@ _PREFIX = "sha256:"
 _TOKEN_BYTES = 32
 MIN_TOKEN_CHARS = 24
 """Shorter ones could be guessed from their hash."""
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._@/-]{0,63}\Z"
+"""Of a token, and of a tenant."""
 
 
 def new_token() -> str:

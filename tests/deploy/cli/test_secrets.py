@@ -35,6 +35,17 @@ def test_a_token_without_a_file_is_shown_beside_its_entry(capsys: pytest.Capture
     assert token not in printed.out
 
 
+@pytest.mark.parametrize("name", ["a b", "x]", 'a"b', "a\n", "", "-a", "a" * 65, "é"])
+@pytest.mark.parametrize("flag", ["--name", "--tenant"])
+def test_a_name_that_a_server_would_refuse_makes_no_entry(
+    flag: str, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = {"--name": "n", "--tenant": "t"} | {flag: name}
+    assert main(["token", "new", *(f"{key}={value}" for key, value in names.items())]) == 2
+    printed = capsys.readouterr()
+    assert (printed.out, flag in printed.err) == ("", True)
+
+
 def test_a_user_needs_a_tenant(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["token", "new", "--name", "x"]) == 2
     assert "--tenant" in capsys.readouterr().err

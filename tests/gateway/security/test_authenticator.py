@@ -121,9 +121,10 @@ def test_without_tokens_everybody_is_the_default_tenant() -> None:
     assert principal.own_tenant == "default"
 
 
-def test_a_file_without_tokens_lets_nobody_in() -> None:
-    with pytest.raises(ApiError):
-        Authenticator(parse_credentials(b"")).authenticate({"authorization": "Bearer x"})
+@pytest.mark.parametrize("content", [b"", b"\n# nothing yet\n", b"[tenants.a]", b"{}", b'{"tokens": []}'])
+def test_a_file_without_tokens_is_refused(content: bytes) -> None:
+    with pytest.raises(CredentialsError, match="every caller"):
+        parse_credentials(content)
 
 
 def test_json_does_as_well() -> None:
@@ -140,7 +141,8 @@ def test_json_does_as_well() -> None:
         (f'[[tokens]]\nname="a"\nhash="{hash_token("t")}"\nrole="root"', "$.tokens[0].role"),
         (f'[[tokens]]\nname="a"\nhash="{hash_token("t")}"\nrole="admin"\nsecret=1', "secret"),
         (f'[[tokens]]\nname="a"\nhash="{hash_token("t")}"\nrole="admin"\nnot_after=2027-01-01T00:00:00', "not_after"),
-        ('[tenants.x]\nmethods=["Delete"]', "tenants.x.methods"),
+        (f'[tenants.x]\nmethods=["Delete"]\n[[tokens]]\nname="a"\nhash="{hash_token("t")}"', "tenants.x.methods"),
+        (f'[[tokens]]\nname="a\\n"\nhash="{hash_token("t")}"\nrole="admin"', "$.tokens[0].name"),
         ("tokens = [", "neither TOML nor JSON"),
         ('{"tokens": [', "neither TOML nor JSON"),
     ],
