@@ -4,6 +4,8 @@ Content is compared, not times: what a cluster mounts is swapped by symlinks, wh
 """
 
 import hashlib
+import os
+import stat
 from pathlib import Path
 
 _MAX_BYTES = 4 << 20
@@ -24,7 +26,9 @@ class WatchedFile:
     def read(self) -> bytes:
         """Its content now. Raises WatchedFileError."""
         try:
-            with self.path.open("rb") as file:
+            with open(self.path, "rb", opener=_open_at_once) as file:
+                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                    raise WatchedFileError(f"{self.setting} = {self.path}: not a regular file")
                 content = file.read(_MAX_BYTES + 1)
         except OSError as error:
             raise WatchedFileError(f"{self.setting} = {self.path}: {error.strerror or 'cannot be read'}") from None
@@ -40,3 +44,8 @@ class WatchedFile:
             return None
         self._seen = digest
         return content
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    # A pipe that nobody writes to would hold its reader for ever.
+    return os.open(path, flags | os.O_NONBLOCK)
