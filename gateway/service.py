@@ -10,6 +10,7 @@ import structlog
 
 from chairlift.ipc.common import Reason
 from chairlift.runtime.addresses import parse_address
+from chairlift.runtime.aside import run_aside
 from chairlift.runtime.exposure import gateway_addresses
 from chairlift.runtime.metric_table import (
     GATEWAY_MALFORMED,
@@ -222,9 +223,9 @@ class GatewayService:
         while True:
             await asyncio.sleep(self._settings.gateway.secret_poll_interval_s)
             # A mounted file may be slow to read.
-            await asyncio.to_thread(self._secrets.reload)
+            await run_aside(self._secrets.reload, "secrets")
             if self._http is not None:
-                await asyncio.to_thread(self._http.reload_tls)
+                await run_aside(self._http.reload_tls, "secrets")
 
     async def _keep_replicas(self) -> None:
         while True:

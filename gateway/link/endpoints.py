@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import structlog
 
+from chairlift.runtime.aside import run_aside
 from chairlift.runtime.settings import Settings
 from chairlift.runtime.sockets import EndpointError, check_endpoint, gateway_endpoint
 from chairlift.runtime.watched_file import WatchedFile, WatchedFileError
@@ -52,7 +53,7 @@ class EndpointSource:
 
     async def _read_file(self, file: WatchedFile) -> None:
         try:
-            self._filed = self._parse(await asyncio.to_thread(file.read))
+            self._filed = self._parse(await run_aside(file.read, "replicas_file"))
             self._problems.pop(file.setting, None)
         except (WatchedFileError, EndpointError) as error:
             self._tell(file.setting, str(error))
