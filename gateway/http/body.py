@@ -15,6 +15,8 @@ async def read_body(scope: Scope, receive: Receive, max_bytes: int, timeout_s: f
     if kind.partition(b";")[0].strip().lower() != b"application/json":
         # A page in somebody's browser may send any other kind to a server on this machine without being asked.
         raise ApiError(GatewayReason.MALFORMED_REQUEST, "send the header `content-type: application/json`")
+    if headers.get(b"content-encoding", b"identity").strip().lower() != b"identity":
+        raise ApiError(GatewayReason.MALFORMED_REQUEST, "content-encoding: a compressed body is not supported")
     if length.isdigit() and int(length[:19]) > max_bytes:
         raise _too_large(max_bytes)
     try:

@@ -27,17 +27,12 @@ class TextPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     text: str | None = None
 
 
-class ChatTurnBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One message of a conversation. The fields of type None are OpenAI's that this server does not support."""
+class ChatTurnBody(msgspec.Struct, frozen=True):
+    """One message of a conversation."""
 
     role: str
     content: str | list[TextPart]
     name: str | None = None
-    audio: None = None
-    function_call: None = None
-    refusal: None = None
-    tool_call_id: None = None
-    tool_calls: None = None
 
 
 class CommonBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,3 +108,15 @@ HARMLESS: dict[str, tuple[object, ...]] = {
     "web_search_options": (),
 }
 """OpenAI's fields that are not supported, with the values beside null that ask for nothing."""
+
+HARMLESS_OF_TURN: dict[str, tuple[object, ...]] = {
+    "annotations": ([],),
+    "audio": (),
+    "function_call": (),
+    "reasoning": (),
+    "reasoning_content": (),
+    "refusal": (),
+    "tool_call_id": (),
+    "tool_calls": ([],),
+}
+"""The same of a message: clients send an answer's message back as they got it, with every field that it may have."""

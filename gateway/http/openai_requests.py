@@ -4,19 +4,28 @@ Only what the other contract cannot express is refused here; bounds and contradi
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
 
 from chairlift.v1 import inference_pb2 as pb
 from gateway.errors.api_error import ApiError, FieldViolation, GatewayReason, refuse_field
-from gateway.http.openai_fields import HARMLESS, ChatBody, ChatTurnBody, CommonBody, CompletionBody, Uint32
+from gateway.http.openai_fields import (
+    HARMLESS,
+    HARMLESS_OF_TURN,
+    ChatBody,
+    ChatTurnBody,
+    CommonBody,
+    CompletionBody,
+    Uint32,
+)
 from gateway.validation.violations import Violations
 
 BodyT = TypeVar("BodyT", ChatBody, CompletionBody)
 
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_TURNS = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
 _MAX_NAME_CHARS = 64
 _PATH = re.compile(r"(.*?)(?: - at `(?:key in )?\$\.?(.*)`)?", re.DOTALL)
 _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
@@ -78,27 +87,49 @@ def _asked(request: pb.GenerateRequest, body: CommonBody, *, is_chat: bool) -> A
 
 def _decode(body: bytes, kind: type[BodyT]) -> BodyT:
     try:
-        _check_names(_FIELDS.decode(body), kind)
-        return msgspec.json.decode(body, type=kind)
+        fields = _FIELDS.decode(body)
+        violations = Violations()
+        _check_names(violations, fields, kind.__struct_fields__, HARMLESS)
+        violations.raise_if_any()
+        decoded = msgspec.json.decode(body, type=kind)
+        if isinstance(decoded, ChatBody):
+            for position, turn in enumerate(_TURNS.decode(fields["messages"])):
+                _check_names(
+                    violations, turn, ChatTurnBody.__struct_fields__, HARMLESS_OF_TURN, f"messages[{position}]."
+                )
+            violations.raise_if_any()
+        return decoded
     except msgspec.ValidationError as error:
         raise _invalid(str(error)) from None
-    except UnicodeDecodeError:
-        raise ApiError(GatewayReason.MALFORMED_REQUEST, "the body is no UTF-8") from None
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         # What exactly is wrong with it would quote it.
-        raise ApiError(GatewayReason.MALFORMED_REQUEST, "the body is no JSON object") from None
+        wrong = "is no JSON object" if _is_utf8(body) else "is not UTF-8"
+        raise ApiError(GatewayReason.MALFORMED_REQUEST, f"the body {wrong}") from None
 
 
-def _check_names(fields: dict[str, msgspec.Raw], kind: type[CommonBody]) -> None:
-    violations, known = Violations(), kind.__struct_fields__
+def _is_utf8(body: bytes) -> bool:
+    try:
+        body.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _check_names(
+    violations: Violations,
+    fields: Mapping[str, msgspec.Raw],
+    known: Collection[str],
+    harmless: Mapping[str, Sequence[object]],
+    path: str = "",
+) -> None:
+    """`path` is put before their names."""
     for name, value in fields.items():
         if name in known:
             continue
-        if name not in HARMLESS:
-            violations.add(_shown(name), "is not known to this server")
-        elif not _asks_nothing(value, HARMLESS[name]):
-            violations.add(name, "is not supported by this server")
-    violations.raise_if_any()
+        if name not in harmless:
+            violations.add(path + _shown(name), "is not known to this server")
+        elif not _asks_nothing(value, harmless[name]):
+            violations.add(path + name, "is not supported by this server")
 
 
 def _asks_nothing(packed: msgspec.Raw, harmless: Sequence[object]) -> bool:
@@ -131,7 +162,10 @@ def _common(body: CommonBody) -> pb.GenerateRequest:
             raise refuse_field("seed", "must have at most 64 bits")
         sampling.seed = body.seed % (1 << 64)
     for key, bias in (body.logit_bias or {}).items():
-        sampling.logit_bias[_token_id(key)] = bias
+        token_id = _token_id(key)
+        if token_id in sampling.logit_bias:
+            raise refuse_field("logit_bias", "its keys must be different tokens")
+        sampling.logit_bias[token_id] = bias
     for name in ("max_tokens", "min_tokens", "ignore_eos"):
         _set(stopping, name, getattr(body, name))
     match body.stop:

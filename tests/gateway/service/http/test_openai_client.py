@@ -48,6 +48,20 @@ async def test_chat_streams_with_usage_last(http_rig: Any, make_openai: Any, spe
     assert {chunk.id for chunk in chunks} == {chunks[0].id}
 
 
+async def test_an_answer_goes_back_as_history(http_rig: Any, make_openai: Any, spell: Spell) -> None:
+    client = make_openai(http_rig)
+    answering = asyncio.create_task(answer(http_rig, spell, "ab"))
+    first = await client.chat.completions.create(model="test", messages=MESSAGES)
+    await answering
+    said = first.choices[0].message.model_dump()
+    assert said["annotations"] is None
+    history = [*MESSAGES, said, *MESSAGES, said | {"tool_calls": [], "annotations": []}, *MESSAGES]
+    answering = asyncio.create_task(answer(http_rig, spell, "cd"))
+    second = await client.chat.completions.create(model="test", messages=history)
+    await answering
+    assert second.choices[0].message.content == "cd"
+
+
 async def test_chat_whole_with_several_choices(http_rig: Any, make_openai: Any, spell: Spell) -> None:
     client = make_openai(http_rig)
     answering = asyncio.create_task(answer(http_rig, spell, "ab"))

@@ -56,6 +56,7 @@ REFUSED: list[tuple[str, Any]] = [
     ("seed", 1 << 64),
     ("logit_bias", {"x": 1}),
     ("logit_bias", {"999": 1}),
+    ("logit_bias", {"5": 1, "05": 2}),
     ("stream_options", {"include_usage": True}),
     ("max_tokens", 1 << 40),
     ("min_p", 2),
@@ -82,6 +83,7 @@ MESSAGES_REFUSED: list[tuple[Any, str]] = [
     ([{"role": "user", "content": [{"type": "input_audio", "text": "x"}]}], "messages[0].content[0]"),
     ([{"role": "assistant", "content": "x", "tool_calls": [{}]}], "messages[0].tool_calls"),
     ([{"role": "tool", "content": "x", "tool_call_id": "1"}], "messages[0].tool_call_id"),
+    ([{"role": "user", "content": "x"}, {"role": "user", "content": "x", "nonsense": None}], "messages[1].nonsense"),
 ]
 
 
@@ -120,6 +122,20 @@ async def test_body_that_is_no_request(plain_rig: Any, make_http: Any) -> None:
     for body in bodies:
         answer = await make_http(plain_rig).ask("POST", COMPLETIONS, body)
         assert (answer.status, answer.error["type"]) == (400, "invalid_request_error"), body[:20]
+
+
+async def test_body_in_another_encoding_is_told_so(plain_rig: Any, make_http: Any) -> None:
+    http = make_http(plain_rig)
+    for path, body in (
+        (COMPLETIONS, b'{"prompt": "\xff"}'),
+        (CHAT, b'{"messages": [{"role": "\xff"}]}'),
+        (CHAT, b"\xff"),
+    ):
+        answer = await http.ask("POST", path, body)
+        assert (answer.status, answer.error["message"]) == (400, "the body is not UTF-8")
+    answer = await http.ask("POST", COMPLETIONS, b"\x1f\x8b", content_encoding="gzip")
+    assert answer.status == 400
+    assert answer.error["message"].startswith("content-encoding")
 
 
 async def test_error_quotes_no_text(plain_rig: Any, make_http: Any) -> None:
