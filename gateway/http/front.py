@@ -61,7 +61,7 @@ class HttpFront:
             exposition=observer.exposition,
         )
         most = settings.max_concurrent_streams + _SPARE_CONNECTIONS
-        self._server = HttpServer(make_app(front), address, most, self._tls)
+        self._server = HttpServer(make_app(front), address, most, settings.http_read_timeout_s, self._tls)
 
     async def start(self) -> int:
         """Serves; returns the port. Raises AddressError."""

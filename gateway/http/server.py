@@ -2,29 +2,22 @@
 
 import asyncio
 import contextlib
+import functools
 import socket
 from collections.abc import Iterator
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from chairlift.runtime.addresses import Address, AddressError
-from gateway.http.endpoint import TRANSPORT
+from gateway.http.connection_limit import ConnectionLimit
+from gateway.http.protocol import TimedProtocol
 from gateway.http.tls import HttpTls
 
 _BACKLOG = 2048
 _MAX_HEAD_BYTES = 64 << 10
 _KEEP_ALIVE_S = 75
 """Longer than what clients and proxies keep a connection for, so that they and not we close it."""
-
-
-class _Protocol(H11Protocol):
-    """Hands its transport on, so that a client that does not read can be cut."""
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
-        super().connection_made(transport)
-        self.app_state = {**self.app_state, TRANSPORT: transport}
 
 
 class _Server(uvicorn.Server):
@@ -38,13 +31,20 @@ class _Server(uvicorn.Server):
 class HttpServer:
     """Serves one application on one address. Belongs to one event loop."""
 
-    def __init__(self, app: ASGIApp, address: Address, max_connections: int, tls: HttpTls | None = None) -> None:
-        """Opens nothing yet."""
+    def __init__(
+        self,
+        app: ASGIApp,
+        address: Address,
+        max_connections: int,
+        head_timeout_s: float,
+        tls: HttpTls | None = None,
+    ) -> None:
+        """Opens nothing yet. With more connections than that only probes are answered."""
         self._address = address
         self._sockets: list[socket.socket] = []
         config = uvicorn.Config(
-            app,
-            http=_Protocol,
+            ConnectionLimit(app, max_connections, lambda: len(self._server.server_state.connections)),
+            http=functools.partial(TimedProtocol, head_timeout_s),  # type: ignore[arg-type]  # called as a class is
             ws="none",
             lifespan="off",
             interface="asgi3",
@@ -54,7 +54,6 @@ class HttpServer:
             proxy_headers=False,
             server_header=False,
             backlog=_BACKLOG,
-            limit_concurrency=max_connections,
             timeout_keep_alive=_KEEP_ALIVE_S,
             h11_max_incomplete_event_size=_MAX_HEAD_BYTES,
             ssl_context_factory=None if tls is None else lambda _config, _default: tls.context,

@@ -126,7 +126,9 @@ class GatewaySettings(_Section, frozen=True):
     http_listen: Annotated[
         str, Meta(description="OpenAI-compatible HTTP, shared by all gateways as `listen` is; empty: none.")
     ] = ""
-    http_read_timeout_s: Annotated[Seconds, Meta(description="Time that the body of an HTTP request may take.")] = 30.0
+    http_read_timeout_s: Annotated[
+        Seconds, Meta(description="Time that the head of an HTTP request may take, and its body.")
+    ] = 30.0
     metrics_listen: Annotated[str, Meta(description="HTTP /livez, /readyz, /metrics; port + index; empty: none.")] = (
         "127.0.0.1:9460"
     )
