@@ -52,7 +52,7 @@ class Gate:
     def check(self, admission: Admission) -> None:
         """Raises ApiError where a call that has entered is not let in."""
         if admission is Admission.NEW_WORK and self.is_draining:
-            raise ApiError(Reason.DRAINING, "this gateway is about to end")
+            raise ApiError(Reason.DRAINING, "this gateway is draining")
         if admission is not Admission.ALWAYS and self._num_calls > self._max_calls:
             limits = (("max_concurrent_streams", str(self._max_calls)),)
             raise ApiError(GatewayReason.TOO_MANY_STREAMS, "this gateway has as many calls as it takes", limits=limits)

@@ -194,7 +194,7 @@ class Replicas:
             return ApiError(Reason.NO_SCHEDULER, "no scheduler is connected to this gateway")
         if any(link.model is None for link in attached):
             return ApiError(Reason.NO_WORKER, "no worker is up yet")
-        return ApiError(Reason.DRAINING, "every replica is about to end")
+        return ApiError(Reason.DRAINING, "every replica is draining")
 
     async def ask(self, link: ReplicaLink, make: Callable[[int], Question]) -> Answer | None:
         """The answer to a question; None when the replica is gone or does not answer in time."""

@@ -30,7 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--comment", default="", metavar="TEXT", help="why, for the audit line")
     parser.add_argument("--json", action="store_true", help="print the outcome as JSON")
     add_operator_flags(parser)
-    parser.epilog = "Without --replica and --gateway: every replica that the gateway knows, and the gateway itself."
+    parser.epilog = (
+        "Without --replica and --gateway: every replica that the gateway knows, and the gateway itself. "
+        "Another gateway is told by its own port (--ops-target), also to admit again."
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

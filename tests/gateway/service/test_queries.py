@@ -204,6 +204,7 @@ async def test_a_drained_gateway_admits_nothing_until_it_is_undrained(rig: Any) 
     await rig.ops.Drain(ops_pb2.DrainRequest(gateway_id=name))
     error = await rig.caller.error(rig.stub.Generate(pb.GenerateRequest(text="x")))
     assert (error.code, error.info.reason) == (grpc.StatusCode.UNAVAILABLE, "DRAINING")
+    assert error.message == "this gateway is draining"
     assert (await rig.ops.GetLoad(ops_pb2.GetLoadRequest())).gateway.is_draining
     await rig.until(lambda: rig.service.state.ready() == (False, "draining"))
     await rig.ops.Undrain(ops_pb2.UndrainRequest(gateway_id=name))

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -199,9 +200,14 @@ async def test_tokens_are_read_again_and_a_bad_file_leaves_the_old_ones(
                     while not await is_known(new):  # noqa: ASYNC110  # a poll of the server tells no event
                         await asyncio.sleep(0.02)
                 assert not await is_known(old)
-        # The bad file is in place; two more polls change nothing.
-        await asyncio.sleep(0.15)
-        assert await is_known(new)
+        (tmp_path / "empty").touch()
+        os.mkfifo(tmp_path / "pipe")
+        for bad in ("v1", "empty", "pipe"):
+            link.symlink_to(tmp_path / bad)
+            link.replace(auth_file)
+            # The bad file is in place; two more polls change nothing.
+            await asyncio.sleep(0.15)
+            assert await is_known(new)
         # Whoever is in stays in.
         rig.scheduler.tokens(submit.handle, 0, 1)
         rig.scheduler.finish(submit.handle, 1)
