@@ -85,7 +85,7 @@ def _refuse(state: SchedulerState, message: front.Submit, now: int) -> Rejection
     if worker is None or worker.is_abandoned:
         return Rejection(reason=Reason.NO_WORKER, message="no worker is up", retry_after_ns=RETRY_NS)
     if state.is_draining:
-        return Rejection(reason=Reason.DRAINING, message="this replica is about to end", retry_after_ns=RETRY_NS)
+        return Rejection(reason=Reason.DRAINING, message="this replica is draining", retry_after_ns=RETRY_NS)
     fault = validation.find_fault(message, worker.geometry.vocab_size)
     if fault is not None:
         return _invalid(fault)
