@@ -80,6 +80,10 @@ class TimedProtocol(H11Protocol):
             self.transport.close()
 
     def _refuse(self, status: int, message: str, code: str) -> None:
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            # It has its answer, or a part of it.
+            self.transport.close()
+            return
         error = plain_error(status, message, code)
         headers = [("content-type", "application/json"), ("content-length", str(len(error.body)))]
         head = h11.Response(status_code=status, headers=[*headers, ("connection", "close")], reason=b"")

@@ -50,6 +50,16 @@ async def test_rest_of_a_refused_body_has_a_time_too(start_rig: Any) -> None:
         assert (await _until_closed(rig.service.http_port, head, b"x", b"x")).startswith(b"HTTP/1.1 404 ")
 
 
+async def test_malformed_rest_of_a_refused_body_ends_the_connection(plain_rig: Any) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", plain_rig.service.http_port)
+    async with asyncio.timeout(WAIT_S):
+        writer.write(b"POST /nowhere HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n")
+        assert (await reader.readline()).startswith(b"HTTP/1.1 404 ")
+        writer.write(b"no length\r\n")
+        assert b"HTTP/1.1" not in await reader.read()
+    writer.close()
+
+
 async def test_what_is_no_http_gets_an_error_object(plain_rig: Any) -> None:
     answer = await _until_closed(plain_rig.service.http_port, b"nonsense\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 400 ")
