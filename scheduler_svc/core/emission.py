@@ -33,11 +33,12 @@ def stop_sending(state: SchedulerState, sequence: Sequence) -> None:
         state.gateways[gateway].column.remove(sequence)
 
 
-def apply_transition(state: SchedulerState, transition: Transition) -> None:
+def apply_transition(state: SchedulerState, transition: Transition, now: int) -> None:
     """The confirmed column becomes that of the next step in flight."""
     confirmed = state.confirmed
     for sequence in transition.left:
         stop_sending(state, sequence)
+        sequence.request.tenant.settle_bucket(now, confirmed.step)
         sequence.request.tenant.change_rows(-1, confirmed.step)
         moved = confirmed.leave(sequence)
         if moved is not None and moved.column_index is not None and moved.request.gateway is not None:
@@ -45,6 +46,7 @@ def apply_transition(state: SchedulerState, transition: Transition) -> None:
             state.gateways[moved.request.gateway].column.reposition(moved, moved.confirmed_at)
     for sequence in transition.joined:
         confirmed.join(sequence)
+        sequence.request.tenant.settle_bucket(now, confirmed.step)
         sequence.request.tenant.change_rows(1, confirmed.step)
         start_sending(state, sequence)
 

@@ -29,7 +29,7 @@ def make_plan(state: SchedulerState, now: int) -> device.Plan | None:
             return None
         # The suspects under test cannot board for want of memory: nobody may stand still for that.
         state.probation.skip_group()
-    plan = _seal(state, step, worker.epoch)
+    plan = _seal(state, step, worker.epoch, now)
     state.draft = None
     worker.snapshot_needed = False
     if state.watch is not None:
@@ -128,7 +128,7 @@ def _shape(state: SchedulerState, step: Step) -> StepShape:
     return StepShape(step.num_decodes, num_prefill_tokens, state.batch.num_column_tokens + num_kv_tokens)
 
 
-def _seal(state: SchedulerState, step: Step, worker_epoch: int) -> device.Plan:
+def _seal(state: SchedulerState, step: Step, worker_epoch: int, now: int) -> device.Plan:
     """Fixes the decode column, remembers the step as in flight, and writes the plan."""
     batch = state.batch
     decode, transition = batch.settle_column()
@@ -137,7 +137,7 @@ def _seal(state: SchedulerState, step: Step, worker_epoch: int) -> device.Plan:
         if state.in_flight:
             state.in_flight[-1].transition = transition
         else:
-            apply_transition(state, transition)
+            apply_transition(state, transition, now)
     step.finals = batch.ends_at(step.number + 1)
     plan = step.message(worker_epoch, batch.take_left(), decode, batch.rows.values())
     batch.plan_sealed(step.number)

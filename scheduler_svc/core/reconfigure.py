@@ -65,7 +65,7 @@ def _other_revision(revisions: Revisions, expected: int | None) -> ConfigRefused
 def _put_in_force(state: SchedulerState, revision: Revision, now: int) -> None:
     config = revision.config
     state.config = config
-    state.tenants.configure(config)
+    state.tenants.configure(config, now, state.confirmed.step)
     state.queue.change_policy(make_policy(config, state.confirmed), now)
     state.blocked.clear()
     ends.bound_ended(state)

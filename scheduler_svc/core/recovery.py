@@ -78,7 +78,7 @@ def _void(state: SchedulerState, now: int) -> None:
     for step in steps:
         for block in step.indexed:
             state.pool.unindex(block)
-    _settle_all(state)
+    _settle_all(state, now)
     for sequence in list(batch.rows.values()):
         if sequence.boarded_step >= first:
             seats.send_back(state, sequence, WaitReason.PREEMPTED, now)
@@ -93,11 +93,12 @@ def _void(state: SchedulerState, now: int) -> None:
         state.worker.snapshot_needed = True
 
 
-def _settle_all(state: SchedulerState) -> None:
+def _settle_all(state: SchedulerState, now: int) -> None:
     """Every sequence has its confirmed tokens, and none is in the column any more."""
     for sequence in state.confirmed.members:
         state.settle(sequence)
         stop_sending(state, sequence)
+        sequence.request.tenant.settle_bucket(now, state.confirmed.step)
         sequence.request.tenant.change_rows(-1, state.confirmed.step)
     state.full_blocks.clear()
     state.confirmed.clear(state.batch.planned)
@@ -118,7 +119,7 @@ def worker_lost(state: SchedulerState, worker_epoch: int, now: int) -> None:
         return
     steps = list(state.in_flight)
     riders = _riders(state, steps)
-    _settle_all(state)
+    _settle_all(state, now)
     state.probation.worker_lost(riders)
     for sequence in list(state.batch.rows.values()):
         seats.send_back(state, sequence, WaitReason.WORKER_LOST, now)

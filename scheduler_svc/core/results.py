@@ -147,7 +147,7 @@ def _confirm(
     state.full_blocks.extend(step.bordered)
     _index_full_blocks(state)
     if step.transition is not None:
-        apply_transition(state, step.transition)
+        apply_transition(state, step.transition, now)
 
 
 def _index_full_blocks(state: SchedulerState) -> None:
@@ -174,10 +174,13 @@ def _confirm_chunks(state: SchedulerState, step: Step, column: "array[int]", emi
         sequence.num_chunks += 1
         sequence.num_rode += 1
         if sequence.row is not None:
+            sequence.request.tenant.settle_bucket(now, state.confirmed.step)
             _charge_prompt(sequence, sequence.computed, sequence.computed + chunk.num_tokens)
             sequence.computed += chunk.num_tokens
     for at, sequence in enumerate(step.samplers, start=step.num_decodes):
-        sequence.request.tenant.add_output(1)
+        tenant = sequence.request.tenant
+        tenant.settle_bucket(now, state.confirmed.step)
+        tenant.add_output(1)
         if sequence.is_ended:
             continue
         token = column[at]

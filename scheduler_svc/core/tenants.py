@@ -104,6 +104,29 @@ class Tenant:
         limit = self.knobs.max_num_seqs
         return None if limit is None else limit - self.num_seated - self.num_offered
 
+    def change_knobs(self, knobs: TenantKnobs, now: int, step: int) -> None:
+        """Other weight and limits. Under another rate it begins with a full bucket: what was before is not its due."""
+        if knobs.token_rate is not None and knobs.token_rate != self.knobs.token_rate:
+            self._bucket_level = knobs.token_rate * _NS_PER_S
+            self._bucket_ns = now
+            self._bucket_spent = self.input_tokens + self.output_tokens(step)
+        self.knobs = knobs
+
+    def settle_bucket(self, now: int, step: int) -> None:
+        """Brings the bucket up to now; to be called before a charge and before its rows in the column change.
+
+        In between it spends evenly, so that refill and spending of the whole time are one sum, and need no look at
+        each step. Only that sum is capped: what flows through at once never had to be kept.
+        """
+        rate = self.knobs.token_rate
+        if rate is None:
+            return
+        spent = self.input_tokens + self.output_tokens(step)
+        gained = (now - self._bucket_ns) * rate - (spent - self._bucket_spent) * _NS_PER_S
+        self._bucket_level = min(rate * _NS_PER_S, self._bucket_level + gained)
+        self._bucket_ns = now
+        self._bucket_spent = spent
+
     def bucket_wait_ns(self, now: int, step: int) -> int:
         """How long until it may submit again; 0 at once.
 
@@ -113,12 +136,7 @@ class Tenant:
         rate = self.knobs.token_rate
         if rate is None:
             return 0
-        spent = self.input_tokens + self.output_tokens(step)
-        full = rate * _NS_PER_S
-        self._bucket_level = min(full, self._bucket_level + (now - self._bucket_ns) * rate)
-        self._bucket_level -= (spent - self._bucket_spent) * _NS_PER_S
-        self._bucket_ns = now
-        self._bucket_spent = spent
+        self.settle_bucket(now, step)
         return 0 if self._bucket_level > 0 else -self._bucket_level // rate + 1
 
 
@@ -131,7 +149,7 @@ class Tenants:
         self._last_number = 0
         self._default = TenantKnobs()
         self._named: dict[str, TenantKnobs] = {}
-        self.configure(config)
+        self.configure(config, 0, 0)
 
     def get(self, name: str, now: int) -> Tenant:
         """The tenant's account, made when it is first heard of."""
@@ -144,8 +162,8 @@ class Tenants:
     def _knobs(self, name: str) -> TenantKnobs:
         return self._named.get(name, self._default)
 
-    def configure(self, config: SchedulingConfig) -> None:
-        """Other weights and limits."""
+    def configure(self, config: SchedulingConfig, now: int, step: int) -> None:
+        """Other weights and limits, after that completed step."""
         self._default = TenantKnobs(
             max_num_seqs=config.tenant_max_num_seqs,
             max_num_queued_reqs=config.tenant_max_num_queued_reqs,
@@ -153,7 +171,7 @@ class Tenants:
         )
         self._named = dict(parse_rule(rule, self._default) for rule in config.tenants)
         for tenant in self._tenants.values():
-            tenant.knobs = self._knobs(tenant.name)
+            tenant.change_knobs(self._knobs(tenant.name), now, step)
 
     def enter(self, tenant: Tenant) -> None:
         """One more request of it lives here."""
