@@ -132,10 +132,12 @@ def _refuse_for_room(state: SchedulerState, message: front.Submit) -> Rejection 
             limits=(("max_num_queued_reqs", str(config.max_num_queued_reqs)),),
             retry_after_ns=RETRY_NS,
         )
-    if state.queue.num_tokens + len(message.prompt) // 4 > config.max_num_queued_tokens:
+    num_tokens = state.queue.num_tokens
+    # A prompt above the bound by itself goes in where none waits: told to come again, it would for ever.
+    if num_tokens and num_tokens + len(message.prompt) // 4 > config.max_num_queued_tokens:
         return Rejection(
             reason=Reason.QUEUE_FULL,
-            message=f"{state.queue.num_tokens} prompt tokens wait already",
+            message=f"{num_tokens} prompt tokens wait already",
             limits=(("max_num_queued_tokens", str(config.max_num_queued_tokens)),),
             retry_after_ns=RETRY_NS,
         )

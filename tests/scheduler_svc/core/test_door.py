@@ -167,6 +167,19 @@ def test_queued_prompt_tokens_are_bounded(make_world: "Callable[..., World]") ->
     assert world.submit([2] * 60).accepted is not None
 
 
+def test_a_prompt_above_the_queues_bound_goes_into_an_empty_queue(make_world: "Callable[..., World]") -> None:
+    """vllm#39734: what fits the cache must not be told for ever to come again."""
+    world = make_world(max_num_queued_tokens=20)
+    first = world.submit([1] * 60, max_tokens=2)
+    assert first.accepted is not None
+    second = world.submit([2] * 60, max_tokens=2).refused
+    assert second is not None
+    assert second.reason == Reason.QUEUE_FULL
+    world.run()
+    assert first.outputs[0] == world.expected([1] * 60, 2)
+    assert world.submit([2] * 60, max_tokens=2).accepted is not None
+
+
 def test_a_resubmission_passes_the_queues_bounds(make_world: "Callable[..., World]") -> None:
     world = make_world(max_num_queued_reqs=1)
     world.submit([1])
