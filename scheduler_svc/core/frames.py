@@ -1,30 +1,45 @@
-"""The form of a recording: a header, then one frame an event, each with its length and checksum.
+"""The form of a recording: a header, then one frame an event, each with its length and checksums.
 
 ::
 
-    | u32 length | u32 crc32 | payload |   little-endian, payloads msgpack
+    | u32 length | u32 crc32 of the payload | u32 crc32 of these two | payload |   little-endian, payloads msgpack
 
-What was being written when a process died is a torn tail: it ends the recording and is no error. Anything else that
-does not check is. Knows no files: bytes in, frames out.
+What was being written when a process died is a torn tail: the file ends within its last frame. It ends the recording,
+is told, and is no error. Anything that does not check is: a length has a checksum of its own, so that a damaged one
+does not pass for a frame that the file ends in. Knows no files: bytes in, frames out.
 """
 
 import struct
 import zlib
-from collections.abc import Iterator
-from typing import BinaryIO
+from collections.abc import Callable, Iterator
+from typing import BinaryIO, NamedTuple
 
 import msgspec
 
 from scheduler_svc.core import events
 from scheduler_svc.core.config import SchedulingConfig
 
-FORMAT = 2
-_PREFIX = struct.Struct("<II")
+FORMAT = 3
+_LENGTH = struct.Struct("<II")
+_CHECK = struct.Struct("<I")
+_PREFIX_BYTES = _LENGTH.size + _CHECK.size
 _MAX_FRAME = 1 << 30
 
 
 class RecordError(ValueError):
     """Bytes that are no recording of this format, or a damaged one, with the place."""
+
+
+class TornTail(NamedTuple):
+    """The file ends in the middle of a frame."""
+
+    at: int
+    """Where that frame begins, in bytes."""
+    num_bytes: int
+    """What is there of it."""
+
+    def __str__(self) -> str:
+        return f"ends in the middle of a frame at byte {self.at}, the last {self.num_bytes} bytes are left out"
 
 
 class Header(msgspec.Struct, frozen=True, array_like=True):
@@ -61,13 +76,17 @@ _FRAME_DECODER = msgspec.msgpack.Decoder(Frame)
 def pack(part: Header | Frame) -> bytes:
     """One frame as it is written."""
     payload = _ENCODER.encode(part)
-    return _PREFIX.pack(len(payload), zlib.crc32(payload)) + payload
+    prefix = _LENGTH.pack(len(payload), zlib.crc32(payload))
+    return prefix + _CHECK.pack(zlib.crc32(prefix)) + payload
 
 
 def read_header(file: BinaryIO) -> Header:
     """The first frame. Raises RecordError."""
-    payload = _read_payload(file)
-    if payload is None:
+    try:
+        payload = _read_payload(file)
+    except RecordError as error:
+        raise RecordError(f"{error}; or this is no recording of format {FORMAT}") from None
+    if not isinstance(payload, bytes):
         raise RecordError("a recording begins with a header, this file with none")
     try:
         header = _HEADER_DECODER.decode(payload)
@@ -78,12 +97,16 @@ def read_header(file: BinaryIO) -> Header:
     return header
 
 
-def read_frames(file: BinaryIO) -> Iterator[Frame]:
-    """The frames after the header, up to the end or a torn tail. Raises RecordError."""
+def read_frames(file: BinaryIO, tell_torn: Callable[[TornTail], None] | None = None) -> Iterator[Frame]:
+    """The frames after the header, up to the end or a torn tail, of which `tell_torn` hears. Raises RecordError."""
     while True:
         at = file.tell()
         payload = _read_payload(file)
         if payload is None:
+            return
+        if isinstance(payload, TornTail):
+            if tell_torn is not None:
+                tell_torn(payload)
             return
         try:
             yield _FRAME_DECODER.decode(payload)
@@ -91,15 +114,20 @@ def read_frames(file: BinaryIO) -> Iterator[Frame]:
             raise RecordError(f"the frame at byte {at} is none of this version: {error}") from None
 
 
-def _read_payload(file: BinaryIO) -> bytes | None:
+def _read_payload(file: BinaryIO) -> bytes | TornTail | None:
+    """What the next frame holds; None at the end of the file."""
     at = file.tell()
-    prefix = file.read(_PREFIX.size)
-    if len(prefix) < _PREFIX.size:
+    prefix = file.read(_PREFIX_BYTES)
+    if not prefix:
         return None
-    length, checksum = _PREFIX.unpack(prefix)
-    payload = file.read(length) if length <= _MAX_FRAME else b""
-    if len(payload) == length and zlib.crc32(payload) == checksum:
-        return payload
-    if (len(payload) < length and length <= _MAX_FRAME) or not file.read(1):
-        return None
-    raise RecordError(f"the frame at byte {at} is damaged, and more follows it")
+    if len(prefix) < _PREFIX_BYTES:
+        return TornTail(at, len(prefix))
+    length, checksum = _LENGTH.unpack_from(prefix)
+    if (zlib.crc32(prefix[: _LENGTH.size]),) != _CHECK.unpack_from(prefix, _LENGTH.size) or length > _MAX_FRAME:
+        raise RecordError(f"the frame at byte {at} is damaged")
+    payload = file.read(length)
+    if len(payload) < length:
+        return TornTail(at, len(prefix) + len(payload))
+    if zlib.crc32(payload) != checksum:
+        raise RecordError(f"the frame at byte {at} is damaged")
+    return payload

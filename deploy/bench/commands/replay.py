@@ -1,7 +1,8 @@
 """What `chairlift replay` does: the same again, or what other knobs would have made of the same arrivals."""
 
 import argparse
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -13,7 +14,7 @@ from deploy.bench.errors import BenchUsageError
 from deploy.bench.study.output import format_comparison
 from scheduler_svc.core.checkpoint import CheckpointError
 from scheduler_svc.core.config import SchedulingConfig, find_conflict
-from scheduler_svc.core.frames import RecordError, read_frames, read_header
+from scheduler_svc.core.frames import RecordError, TornTail, read_frames, read_header
 from scheduler_svc.core.units import to_knob
 from scheduler_svc.sim.outcome import Objective, Report
 from scheduler_svc.sim.replay import ReplayResult, replay
@@ -36,18 +37,22 @@ def run(arguments: argparse.Namespace) -> int:
             print(msgspec.json.encode(compared).decode() if arguments.json else _describe_comparison(compared))
             return ExitCode.OK
         with arguments.file.open("rb") as file:
-            result = replay(read_header(file), read_frames(file))
+            result = replay(read_header(file), read_frames(file, _teller(arguments.file)))
     except OSError as error:
         raise BenchUsageError(f"{arguments.file}: {error.strerror or error}") from None
     except (RecordError, CheckpointError) as error:
         raise BenchUsageError(f"{arguments.file}: {error}") from None
     print(msgspec.json.encode(result).decode() if arguments.json else _describe(result))
-    return ExitCode.OK if result.difference is None else ExitCode.FAILED
+    return ExitCode.OK if result.difference is None and result.num_plans else ExitCode.FAILED
+
+
+def _teller(path: Path) -> Callable[[TornTail], None]:
+    return lambda torn: print(f"{path}: {torn}", file=sys.stderr)
 
 
 def _compare(path: Path, changes: Sequence[str]) -> Comparison:
     with path.open("rb") as file:
-        load = read_load(read_header(file), read_frames(file))
+        load = read_load(read_header(file), read_frames(file, _teller(path)))
     other = _changed(load.config, changes)
     objective = Objective()
     return Comparison(
@@ -81,6 +86,8 @@ def _describe_comparison(compared: Comparison) -> str:
 
 def _describe(result: ReplayResult) -> str:
     difference = result.difference
+    if difference is None and not result.num_plans:
+        return f"{result.num_events} events, and no plan among them to compare"
     if difference is None:
         return f"{result.num_events} events, {result.num_plans} plans, every one as it was made then"
     return "\n".join(

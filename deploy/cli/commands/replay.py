@@ -19,8 +19,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.epilog = (
-        "Exit codes: 0 every plan is the one made then (or: the comparison is done), 1 one differs, 2 the file is no "
-        "recording, or a knob none."
+        "Exit codes: 0 every plan is the one made then (or: the comparison is done), 1 one differs or there is none, 2 "
+        "the file is no recording or a damaged one, or a knob none. A file that ends in the middle of its last frame, "
+        "as a process that died leaves it, is read up to there, and that is told."
     )
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from scheduler_svc.core import invariants
+from scheduler_svc.core import events, invariants
 from scheduler_svc.core.checkpoint import CheckpointError, load_state
 from scheduler_svc.core.config import SchedulingConfig
-from scheduler_svc.core.frames import FORMAT, Frame, Header, RecordError, pack, read_frames, read_header
+from scheduler_svc.core.frames import FORMAT, Frame, Header, RecordError, TornTail, pack, read_frames, read_header
 from scheduler_svc.core.hash_source import RecordedHashes
 from scheduler_svc.sim.replay import ReplayResult, replay
 
@@ -163,27 +163,37 @@ def test_what_is_no_checkpoint_is_told(packed: bytes) -> None:
 # ---- the form of the file ----
 
 
-def test_a_torn_tail_ends_the_recording_and_is_no_error(redacted: tuple[Path, int]) -> None:
-    content = redacted[0].read_bytes()
-    whole = len(list(frames_of(content)))
-    for cut in (1, 5, 9, 30):
-        assert whole - 2 <= len(list(frames_of(content[:-cut]))) < whole
-    last = bytearray(content)
-    last[-1] ^= 1
-    assert len(list(frames_of(bytes(last)))) == whole - 1
+def small_recording(num_frames: int = 6) -> bytes:
+    header = Header(FORMAT, SchedulingConfig(), 1, False, b"", "0")
+    return pack(header) + b"".join(pack(Frame(now, events.Tick(), bytes(8 * now))) for now in range(num_frames))
 
 
-def frames_of(content: bytes) -> list[Frame]:
-    file = io.BytesIO(content)
+def frames_of(content: bytes) -> tuple[list[Frame], list[TornTail]]:
+    file, torn = io.BytesIO(content), list[TornTail]()
     read_header(file)
-    return list(read_frames(file))
+    return list(read_frames(file, torn.append)), torn
 
 
-def test_damage_in_the_middle_is_an_error_with_its_place(redacted: tuple[Path, int]) -> None:
-    content = bytearray(redacted[0].read_bytes()[:5000])
-    content[3000] ^= 0x40
-    with pytest.raises(RecordError, match="byte"):
-        frames_of(bytes(content))
+def test_a_file_cut_anywhere_is_read_up_to_there_and_what_is_left_out_is_told() -> None:
+    content = small_recording()
+    whole, _ = frames_of(content)
+    borders = [len(small_recording(count)) for count in range(len(whole) + 1)]
+    for cut in range(borders[0], len(content) + 1):
+        frames, torn = frames_of(content[:cut])
+        at = max(border for border in borders if border <= cut)
+        assert frames == whole[: borders.index(at)]
+        assert torn == ([] if cut == at else [TornTail(at, cut - at)])
+    assert str(TornTail(7, 5)) == "ends in the middle of a frame at byte 7, the last 5 bytes are left out"
+
+
+def test_a_bit_that_is_wrong_anywhere_is_damage_and_never_an_end() -> None:
+    content = small_recording()
+    for at in range(len(content)):
+        for bit in (1, 0x80):
+            damaged = bytearray(content)
+            damaged[at] ^= bit
+            with pytest.raises(RecordError, match="the frame at byte"):
+                frames_of(bytes(damaged))
 
 
 @pytest.mark.parametrize("content", [b"", b"not a recording", pack(Frame(1, None)), b"\xff" * 64])  # type: ignore[arg-type]
