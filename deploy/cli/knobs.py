@@ -34,6 +34,8 @@ def parse_assignments(assignments: Iterable[str]) -> tuple["SchedulingConfig", l
         if not equals:
             raise CommandError(f"{assignment}: expected KEY=VALUE", ExitCode.USAGE)
         name = check_knob(key)
+        if name in names:
+            raise CommandError(f"{assignment}: {name} is set already", ExitCode.USAGE)
         names.append(name)
         if value != DEFAULT:
             _set(config, name, value)

@@ -128,8 +128,10 @@ def _read_guard(guard: pb.Guard, violations: Violations) -> operator.Guard | Non
     violations.check_unknown_fields(guard, "guard")
     scale = _GUARD_SCALES.get(guard.metric)
     violations.check(scale is not None, "guard.metric", "is not one of the metrics that can be watched")
-    is_bound = math.isfinite(guard.bound) and 0 <= guard.bound <= _MAX_BOUND
-    violations.check(is_bound, "guard.bound", f"must be 0 to {_MAX_BOUND:.0f}")
+    # A share above 1 would never be passed: a guard that watches nothing.
+    most = 1.0 if guard.metric == pb.GUARD_METRIC_ERROR_RATIO else _MAX_BOUND
+    is_bound = math.isfinite(guard.bound) and 0 <= guard.bound <= most
+    violations.check(is_bound, "guard.bound", f"must be 0 to {most:.0f}")
     window_ns = duration_ns(violations, guard.window, "guard.window", may_be_zero=False)
     if scale is None or not is_bound:
         return None

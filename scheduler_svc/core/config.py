@@ -3,6 +3,7 @@
 Mirrors the scheduling part of the settings file; the shell converts. A config is replaced whole (ConfigChanged).
 """
 
+from collections import Counter
 from typing import Annotated, Literal
 
 import msgspec
@@ -69,4 +70,7 @@ def find_conflict(config: SchedulingConfig) -> str | None:
     seats, batch = config.max_num_seqs, config.static_batch_size
     if config.batching == "static" and seats is not None and batch is not None and batch > seats:
         return "static_batch_size is larger than max_num_seqs"
+    names = Counter(rule.partition(":")[0] for rule in config.tenants).most_common(1)
+    if names and names[0][1] > 1:
+        return f"tenants has more than one rule for {names[0][0]}"
     return None

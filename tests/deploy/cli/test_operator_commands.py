@@ -177,6 +177,7 @@ def test_config_set_sends_what_is_named(desk: Desk, capsys: pytest.CaptureFixtur
     ("arguments", "message"),
     [
         (["polcy=fair"], "did you mean policy?"),
+        (["watermark=0.5", "scheduler.watermark=0.6"], "watermark is set already"),
         (["policy=random"], "expected fcfs or priority or fair or slo"),
         (["max_num_seqs=many"], "expected a whole number"),
         (["max_num_seqs=-1"], "expected a whole number"),

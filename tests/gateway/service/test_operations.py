@@ -128,6 +128,10 @@ async def test_an_update_names_knobs_as_the_settings_do(rig: Any, capsys: pytest
             },
             "guard.bound",
         ),
+        (
+            {"guard": ops_pb2.Guard(metric=ops_pb2.GUARD_METRIC_ERROR_RATIO, bound=1.01, window=Duration(seconds=1))},
+            "guard.bound",
+        ),
         ({"guard": ops_pb2.Guard(metric=ops_pb2.GUARD_METRIC_ITL_P99_MS, bound=1)}, "guard.window"),
         ({"guard": ops_pb2.Guard(bound=1, window=Duration(seconds=1))}, "guard.metric"),
         ({"comment": "x" * 501}, "comment"),
