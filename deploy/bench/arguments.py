@@ -151,6 +151,17 @@ def positive(text: str) -> float:
     return value
 
 
+def rate(text: str) -> float:
+    """What virtual time can be filled with: a number from a millionth to a million."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 1e-6 <= value <= 1e6:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number from 1e-6 to 1e6")
+    return value
+
+
 def share(text: str) -> float:
     """A number from 0 to 1."""
     try:

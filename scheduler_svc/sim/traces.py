@@ -19,12 +19,16 @@ from scheduler_svc.sim.workload import Arrival
 Length = Annotated[int, Meta(ge=0, le=1 << 24)]
 
 
+MAX_NS = 31 * 86_400 * 1_000_000_000
+"""No arrival is later: what is, is no time but a mistake in a trace or a rate, and would be simulated for hours."""
+
+
 class TraceError(ValueError):
     """A file that is not what its name says, with the line at fault."""
 
 
 class _MooncakeRow(msgspec.Struct, gc=False):
-    timestamp: Annotated[float, Meta(ge=0)]
+    timestamp: Annotated[float, Meta(ge=0, le=MAX_NS / 1e6)]
     input_length: Length
     output_length: Length
     hash_ids: tuple[int, ...] = ()
@@ -39,29 +43,43 @@ def read_trace(path: Path, rate_scale: float = 1.0) -> Iterator[Arrival]:
             arrivals = _mooncake(path)
         case _:
             raise TraceError(f"{path}: a trace is a .csv file of Azure's or a .jsonl file of Mooncake's")
+    is_empty = True
     for arrival in arrivals:
+        is_empty = False
         yield arrival._replace(at_ns=round(arrival.at_ns / rate_scale))
+    if is_empty:
+        raise TraceError(f"{path}: has no request in it")
 
 
 def _azure(path: Path) -> Iterator[Arrival]:
-    with path.open(newline="") as file:
+    # Spreadsheets begin a file with a byte order mark.
+    with path.open(newline="", encoding="utf-8-sig") as file:
         reader = csv.DictReader(file)
-        if reader.fieldnames is None or {"TIMESTAMP", "ContextTokens", "GeneratedTokens"} - set(reader.fieldnames):
-            raise TraceError(f"{path}: needs the columns TIMESTAMP, ContextTokens, GeneratedTokens")
-        first: datetime | None = None
-        for line, row in enumerate(reader, start=2):
-            try:
-                # Seven decimals are more than Python's clock has.
-                time = datetime.fromisoformat(row["TIMESTAMP"][:26])
-                lengths = msgspec.convert(
-                    (row["ContextTokens"], row["GeneratedTokens"]), tuple[Length, Length], strict=False
-                )
-            except (ValueError, TypeError, msgspec.ValidationError) as error:
-                raise TraceError(f"{path}, line {line}: {error}") from None
+        try:
+            yield from _azure_rows(path, reader)
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise TraceError(f"{path}, after line {reader.line_num}: {error}") from None
+
+
+def _azure_rows(path: Path, reader: "csv.DictReader[str]") -> Iterator[Arrival]:
+    if reader.fieldnames is None or {"TIMESTAMP", "ContextTokens", "GeneratedTokens"} - set(reader.fieldnames):
+        raise TraceError(f"{path}: needs the columns TIMESTAMP, ContextTokens, GeneratedTokens")
+    first: datetime | None = None
+    for line, row in enumerate(reader, start=2):
+        try:
+            # Seven decimals are more than Python's clock has.
+            time = datetime.fromisoformat(row["TIMESTAMP"][:26])
             first = first or time
             delta = time - first
-            at_ns = (delta.days * 86_400 + delta.seconds) * 1_000_000_000 + delta.microseconds * 1000
-            yield Arrival(max(at_ns, 0), max(lengths[0], 1), max(lengths[1], 1))
+            lengths = msgspec.convert(
+                (row["ContextTokens"], row["GeneratedTokens"]), tuple[Length, Length], strict=False
+            )
+        except (ValueError, TypeError, msgspec.ValidationError) as error:
+            raise TraceError(f"{path}, line {line}: {error}") from None
+        at_ns = (delta.days * 86_400 + delta.seconds) * 1_000_000_000 + delta.microseconds * 1000
+        if at_ns > MAX_NS:
+            raise TraceError(f"{path}, line {line}: is {delta.days} days after the first request")
+        yield Arrival(max(at_ns, 0), max(lengths[0], 1), max(lengths[1], 1))
 
 
 def _mooncake(path: Path) -> Iterator[Arrival]:

@@ -67,6 +67,9 @@ def _write(arguments: argparse.Namespace, load: StudyLoad, study: StudyResult) -
         conditions = "; ".join((f"{load.source}, {load.rate_scale:g} times as fast", *arguments.overrides))
         write_text(arguments.html, render_study("A simulated replica", conditions, named))
     if arguments.svg is not None:
-        arguments.svg.mkdir(parents=True, exist_ok=True)
+        try:
+            arguments.svg.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise BenchUsageError(f"{arguments.svg}: {error.strerror or error}") from None
         for name, chart in charts(named).items():
             write_text(arguments.svg / f"{name}.svg", render_chart_file(chart))

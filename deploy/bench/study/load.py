@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from scheduler_svc.sim import workload
-from scheduler_svc.sim.traces import read_trace
+from scheduler_svc.sim.traces import MAX_NS, TraceError, read_trace
 from scheduler_svc.sim.workload import Arrival
 
 DRAWN = ("poisson", "burst")
@@ -18,6 +18,7 @@ LENGTHS = {
 }
 DEFAULT_NUM_REQUESTS = 2000
 FLOOD = "flood"
+_MAX_FLOOD = 10_000_000
 
 
 class StudyLoad(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,13 +41,15 @@ class StudyLoad(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
 
     def arrivals(self) -> Iterator[Arrival]:
-        """In order of time. Raises TraceError and OSError."""
-        own = islice(_dealt(self._undealt(), self.num_tenants, self.seed), self.num_requests)
+        """In order of time. Raises TraceError (also for what takes too long, or too many) and OSError."""
+        own = islice(_dealt(_in_time(self._undealt()), self.num_tenants, self.seed), self.num_requests)
         return own if self.flood_rate is None else self._flooded(list(own), self.flood_rate)
 
     def _flooded(self, own: list[Arrival], rate: float) -> Iterator[Arrival]:
         until = own[-1].at_ns if own else 0
         count = round(rate * until / 1e9)
+        if count > _MAX_FLOOD:
+            raise TraceError(f"the flood would be {count} requests, at most {_MAX_FLOOD} can be")
         return workload.merged(iter(own), workload.poisson(rate, count, self.seed + 1, tenant=FLOOD))
 
     def _undealt(self) -> Iterator[Arrival]:
@@ -59,6 +62,13 @@ class StudyLoad(msgspec.Struct, frozen=True, kw_only=True):
                 return workload.burst(rate, count, self.seed, prompts=prompts, outputs=outputs)
             case path:
                 return read_trace(Path(path), self.rate_scale)
+
+
+def _in_time(arrivals: Iterator[Arrival]) -> Iterator[Arrival]:
+    for arrival in arrivals:
+        if arrival.at_ns > MAX_NS:
+            raise TraceError(f"requests would arrive for more than {MAX_NS // (86_400 * 10**9)} days: a higher rate?")
+        yield arrival
 
 
 def _dealt(arrivals: Iterator[Arrival], num_tenants: int, seed: int) -> Iterator[Arrival]:

@@ -18,8 +18,8 @@ from scheduler_svc.sim.what_if import read_device
 
 RECORDING_SUFFIX = ".chairlift-record"
 
-Cost = Annotated[float, Meta(ge=0)]
-Number = Annotated[int, Meta(ge=1)]
+Cost = Annotated[float, Meta(ge=0, le=1e9)]
+Number = Annotated[int, Meta(ge=1, le=1 << 24)]
 
 
 class ModelCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -35,7 +35,7 @@ class ModelCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """To copy a block to or from the host."""
     block_size: Number = 16
     num_blocks: Number = 24_000
-    num_host_blocks: Annotated[int, Meta(ge=0)] = 0
+    num_host_blocks: Annotated[int, Meta(ge=0, le=1 << 24)] = 0
     max_num_seqs: Number = 256
     max_num_batched_tokens: Number = 8192
     max_model_len: Number = 32_768

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from chairlift.runtime.settings_loader import add_settings_arguments
-from deploy.bench.arguments import positive, positive_int
+from deploy.bench.arguments import positive, positive_int, rate
 from deploy.cli.bench_errors import bench_errors
 
 
@@ -17,8 +17,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="poisson",
         help="a trace (Azure's .csv, Mooncake's .jsonl), or arrivals drawn at random (poisson)",
     )
-    load.add_argument("--rate-scale", type=positive, default=1.0, metavar="X", help="arrivals come X times as fast (1)")
-    load.add_argument("--rate", type=positive, default=8.0, metavar="R", help="requests a second, where drawn (8)")
+    load.add_argument("--rate-scale", type=rate, default=1.0, metavar="X", help="arrivals come X times as fast (1)")
+    load.add_argument("--rate", type=rate, default=8.0, metavar="R", help="requests a second, where drawn (8)")
     load.add_argument(
         "--num-requests", type=positive_int, metavar="N", help="default: all of a trace, 2000 where drawn"
     )
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     load.add_argument(
         "--tenants", type=positive_int, default=1, metavar="N", help="deal the requests out to N, unevenly (1)"
     )
-    load.add_argument("--flood", type=positive, metavar="R", help="one more tenant sends R requests a second meanwhile")
+    load.add_argument("--flood", type=rate, metavar="R", help="one more tenant sends R requests a second meanwhile")
     load.add_argument("--seed", type=int, default=0, help="of what is drawn (0)")
     device = parser.add_argument_group("device")
     device.add_argument(

@@ -75,6 +75,10 @@ def test_drawn_arrivals_tables_and_plots(
     [
         (["--trace", "no-such.csv"], "no-such.csv: No such file"),
         (["--trace", "trace.txt"], "a trace is a .csv file"),
+        (["--rate", "1e-6"], "arrive for more than 31 days"),
+        (["--rate", "0.001", "--num-requests", "20", "--flood", "1e6"], "the flood would be"),
+        (["--svg", __file__, "--num-requests", "2"], "test_simulate_and_replay.py: File exists"),
+        (["--set", 'scheduler.tenants=["a: weight=1", "a: weight=2"]'], "more than one rule for a"),
         (["--model-cost", "no-such.json"], "no-such.json: No such file"),
         (["--set", "scheduler.policy=fastest"], "scheduler.policy"),
         (["--set", "scheduler.itl_target_ms=5", "--set", "scheduler.enable_chunked_prefill=false"], "itl_target_ms"),
@@ -86,6 +90,33 @@ def test_what_cannot_be_simulated_is_told_in_one_line(
     assert main(["simulate", *arguments]) == 2
     error = capsys.readouterr().err
     assert told in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("flag", ["--rate", "--rate-scale", "--flood"])
+@pytest.mark.parametrize("value", ["inf", "1e9", "1e-300", "nan", "0"])
+def test_a_rate_that_no_time_can_be_filled_with_is_refused(
+    capsys: pytest.CaptureFixture[str], flag: str, value: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["simulate", flag, value])
+    assert ended.value.code == 2
+    assert "expected a number from 1e-6 to 1e6" in capsys.readouterr().err
+
+
+def test_a_cost_beyond_reason_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "cost.json"
+    path.write_text('{"decode_row_us": 1e30}')
+    assert main(["simulate", "--model-cost", str(path)]) == 2
+    assert "decode_row_us" in capsys.readouterr().err
+
+
+def test_a_study_of_what_is_no_text_is_told_in_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_bytes(AZURE.encode() + b"\xff\xfe\n")
+    assert main(["bench", "study", "--trace", str(trace), "--output", str(tmp_path / "report")]) == 2
+    error = capsys.readouterr().err
+    assert str(trace) in error
     assert error.count("\n") == 1
 
 
@@ -134,6 +165,25 @@ def test_a_recording_replays(capsys: pytest.CaptureFixture[str], recording: Path
     assert result["num_plans"] > 60
     assert main(["replay", str(recording)]) == 0
     assert "every one as it was made then" in capsys.readouterr().out
+
+
+def test_a_torn_tail_is_told_and_damage_is_an_error(capsys: pytest.CaptureFixture[str], recording: Path) -> None:
+    content = recording.read_bytes()
+    recording.write_bytes(content[:-3])
+    assert main(["replay", str(recording)]) == 0
+    assert "ends in the middle of a frame at byte" in capsys.readouterr().err
+    with recording.open("rb") as file:
+        read_header(file)
+        next(read_frames(file))
+        at = file.tell()
+    damaged = bytearray(content)
+    damaged[at + 2] ^= 1
+    recording.write_bytes(damaged)
+    assert main(["replay", str(recording)]) == 2
+    assert f"the frame at byte {at} is damaged" in capsys.readouterr().err
+    recording.write_bytes(content[:at])
+    assert main(["replay", str(recording)]) == 1
+    assert "no plan" in capsys.readouterr().out
 
 
 def test_the_first_difference_is_pointed_at(capsys: pytest.CaptureFixture[str], recording: Path) -> None:

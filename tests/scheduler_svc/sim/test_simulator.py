@@ -146,6 +146,15 @@ def test_generated_loads_have_their_rate() -> None:
         assert [arrival.at_ns for arrival in arrivals] == sorted(arrival.at_ns for arrival in arrivals)
 
 
+HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+
+
+def test_a_trace_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
+    trace = tmp_path / "conv.csv"
+    trace.write_text(f"{HEADER}2023-11-16 18:15:46.6805900,374,44\n", encoding="utf-8-sig")
+    assert list(read_trace(trace)) == [Arrival(0, 374, 44)]
+
+
 def test_an_azure_trace_is_read(tmp_path: Path) -> None:
     trace = tmp_path / "conv.csv"
     trace.write_text(
@@ -169,13 +178,20 @@ def test_a_mooncake_trace_is_read(tmp_path: Path) -> None:
         ("a.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,many,2\n", "line 2"),
         ("a.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46\n", "line 2"),
         ("a.jsonl", '{"timestamp": 1, "input_length": 2, "output_length": 3}\n{"timestamp"', "line 2"),
+        ("a.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n", "no request"),
+        ("a.csv", f"{HEADER}2023-11-16 18:15:46,1,2\n2023-11-16 18:15:46+00:00,1,2\n", "line 3"),
+        ("a.csv", f"{HEADER}2023-11-16 18:15:46,1,2\n9999-11-16 18:15:46,1,2\n", "line 3"),
+        ("a.csv", f"{HEADER}2023-11-16 18:15:46,1,2\n\udcff", "after line"),
+        ("a.csv", f"{HEADER}{'1' * 200_000},1,2\n", "after line"),
+        ("a.jsonl", "", "no request"),
+        ("a.jsonl", '{"timestamp": 1e300, "input_length": 2, "output_length": 3}\n', "line 1"),
         ("a.jsonl", '{"timestamp": -1, "input_length": 2, "output_length": 3}\n', "line 1"),
         ("a.txt", "", "a trace is"),
     ],
 )
 def test_a_file_that_is_no_trace_is_named_with_its_line(tmp_path: Path, name: str, text: str, line: str) -> None:
     trace = tmp_path / name
-    trace.write_text(text)
+    trace.write_text(text, encoding="utf-8", errors="surrogateescape")
     with pytest.raises(TraceError, match=line) as found:
         list(read_trace(trace))
     assert str(trace) in str(found.value)
