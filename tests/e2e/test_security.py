@@ -205,7 +205,7 @@ def _provoke(secured: Secured) -> str:
         assert client.detokenize(ids) == CANARY
         for bad in ({"temperature": 9}, {"max_tokens": 10**6}, {"stop": [CANARY * 40]}, {"logit_bias": {10**6: 1}}):
             with pytest.raises(InvalidArgumentError):
-                client.generate(CANARY, **bad)  # type: ignore[arg-type]
+                client.generate(CANARY, **bad)
         with pytest.raises(NotFoundError):
             client.generate(CANARY, model=CANARY)
         with pytest.raises(InternalError):
@@ -228,7 +228,7 @@ def _provoke(secured: Secured) -> str:
         assert status == 400
         assert CANARY.encode() not in answer
     with secured.channel() as channel:
-        garbage = channel.unary_stream("/chairlift.v1.InferenceService/Generate")
+        garbage: Any = channel.unary_stream("/chairlift.v1.InferenceService/Generate")
         call = garbage(b"\xff" + CANARY.encode(), metadata=secured.metadata("acme"), timeout=30)
         assert call.code() is grpc.StatusCode.INVALID_ARGUMENT
         call = garbage(CANARY.encode(), metadata=(("authorization", f"Bearer {CANARY[:20]}"),), timeout=30)

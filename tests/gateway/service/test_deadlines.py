@@ -11,8 +11,14 @@ from chairlift.v1 import inference_pb2 as pb
 from gateway.call import end_margin_s
 
 
+@pytest.fixture
+def wide_margin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of the deadline, so that on the busiest machine too the server is the first to end a call."""
+    monkeypatch.setattr("gateway.call.end_margin_s", lambda left_s: left_s / 2)
+
+
 async def test_a_silent_scheduler_does_not_keep_a_request_over_its_deadline(rig: Any, spell: Any) -> None:
-    call = rig.stub.Generate(pb.GenerateRequest(text="hi"), timeout=0.4)
+    call = rig.stub.Generate(pb.GenerateRequest(text="hi"), timeout=1.0)
     submit = await rig.scheduler.accept()
     rig.scheduler.tokens(submit.handle, 0, *spell("ab"))
     await rig.caller.event(call, "accepted")
@@ -24,18 +30,18 @@ async def test_a_silent_scheduler_does_not_keep_a_request_over_its_deadline(rig:
     assert (error.code, error.info.reason) == (grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE")
     assert (await rig.scheduler.next(front.Detach)).handle == submit.handle
     assert submit.deadline_in_ns is not None
-    assert submit.deadline_in_ns < 0.4e9
+    assert submit.deadline_in_ns < 1e9
 
 
 async def test_one_that_was_never_accepted_ends_typed_as_well(rig: Any) -> None:
-    call = rig.stub.Generate(pb.GenerateRequest(text="hi"), timeout=0.3)
+    call = rig.stub.Generate(pb.GenerateRequest(text="hi"), timeout=1.0)
     await rig.scheduler.next(front.Submit)
     error = await rig.caller.error(call)
     assert (error.code, error.info.reason) == (grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE")
 
 
-async def test_the_deadline_of_a_resume_ends_that_attachment_only(rig: Any) -> None:
-    call = rig.stub.Resume(pb.ResumeRequest(request_id="r"), timeout=0.3)
+async def test_the_deadline_of_a_resume_ends_that_attachment_only(rig: Any, wide_margin: None) -> None:
+    call = rig.stub.Resume(pb.ResumeRequest(request_id="r"), timeout=1.0)
     attach = await rig.scheduler.next(front.Attach)
     error = await rig.caller.error(call)
     assert (error.code, error.info.reason) == (grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE")
@@ -43,14 +49,10 @@ async def test_the_deadline_of_a_resume_ends_that_attachment_only(rig: Any) -> N
     assert rig.scheduler.heard(front.Cancel) == []
 
 
-async def test_a_question_that_nobody_answers_ends_typed(rig: Any) -> None:
-    """By the server, shortly before its client gives up by itself: where the machine is busy, not at every try."""
-    for _ in range(20):
-        error = await rig.caller.error(rig.stub.Explain(pb.ExplainRequest(request_id="r"), timeout=0.3))
-        assert error.code is grpc.StatusCode.DEADLINE_EXCEEDED
-        if error.info.reason == "DEADLINE":
-            return
-    pytest.fail("every call was ended by its client")
+async def test_a_question_that_nobody_answers_ends_typed(rig: Any, wide_margin: None) -> None:
+    call = rig.stub.Explain(pb.ExplainRequest(request_id="r"), timeout=1.0)
+    error = await rig.caller.error(call)
+    assert (error.code, error.info.reason) == (grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE")
 
 
 @pytest.mark.parametrize("left_s", [0.0, 0.001, 0.01, 0.1, 1.0, 3600.0])
