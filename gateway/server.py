@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 import grpc.aio
-from google.protobuf.descriptor import ServiceDescriptor
+from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -70,16 +70,7 @@ def make_server(
     if unknown:
         raise ValueError(f"{service.full_name} has no method {sorted(unknown)[0]}")
     guarded = {
-        f"/{service.full_name}/{method.name}": Method(
-            method.name,
-            GetMessageClass(method.input_type),
-            methods.get(method.name) or refuse_unbuilt(method.name),
-            gate,
-            is_stream=method.server_streaming,
-            max_request_bytes=settings.max_request_bytes,
-            observer=observer if method.server_streaming else None,
-            admission=_ADMISSIONS.get(method.name, Admission.SERVED),
-        )
+        f"/{service.full_name}/{method.name}": make_method(method, methods, gate, settings, observer)
         for method in service.methods
     }
     guard = Guard(authenticator, guarded, _open_services(settings))
@@ -88,6 +79,26 @@ def make_server(
     if settings.reflection:
         reflection.enable_server_reflection((service.full_name, _HEALTH, reflection.SERVICE_NAME), server)
     return server
+
+
+def make_method(
+    method: MethodDescriptor,
+    methods: Mapping[str, ServeMethod],
+    gate: Gate,
+    settings: GatewaySettings,
+    observer: Observer | None,
+) -> Method[Any]:
+    """The declared method as each front serves it: by `methods`, or as not built. `observer` hears of streams."""
+    return Method(
+        method.name,
+        GetMessageClass(method.input_type),
+        methods.get(method.name) or refuse_unbuilt(method.name),
+        gate,
+        is_stream=method.server_streaming,
+        max_request_bytes=settings.max_request_bytes,
+        observer=observer if method.server_streaming else None,
+        admission=_ADMISSIONS.get(method.name, Admission.SERVED),
+    )
 
 
 def bind(server: grpc.aio.Server, address: str, setting: str, tls: ServerTls | None) -> int:

@@ -100,14 +100,12 @@ class GatewayService:
         model = ServedModel(settings.model.served_name or source.name, text, self._encoder, self._replicas, own)
         self._observer = CallObserver(model.name, self._readings(), tracing)
         who = self._secrets.authenticator
-        self._public = make_server(
-            INFERENCE, self._inference_methods(model), self._gate, self._health, own, who, self._observer
-        )
+        methods = self._inference_methods(model)
+        self._public = make_server(INFERENCE, methods, self._gate, self._health, own, who, self._observer)
         operations = ops_methods(self._identity, self._replicas, self._table, self._gate, self._drain_here, own)
         self._ops = make_server(OPS, operations, Gate(own.max_concurrent_streams), self._health, own, who)
         self._http: HttpFront | None = None
         if self._addresses.http is not None:
-            methods = self._inference_methods(model)
             self._http = HttpFront(self._addresses.http, own, methods, self._gate, who, self._observer, self.state)
         self._probes: ProbeServer | None = None
         self.port = 0

@@ -16,8 +16,8 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 import torch
 
 from chairlift.ipc.device import NeedSnapshot, Plan, StepDone, StepFailed
+from gpu_worker.results import Result
 
-Result = StepDone | StepFailed | NeedSnapshot
 Finished = tuple[Plan, Result | None]
 
 

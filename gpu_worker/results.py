@@ -3,9 +3,12 @@
 import numpy as np
 import numpy.typing as npt
 
-from chairlift.ipc.device import PromptLogprobs, RowLogprobs
+from chairlift.ipc.device import NeedSnapshot, PromptLogprobs, RowLogprobs, StepDone, StepFailed
 from gpu_worker.batch.columns import Column
 from gpu_worker.sampling.logprobs import TokenLogprobs
+
+Result = StepDone | StepFailed | NeedSnapshot
+"""What is sent of a plan that was carried out, or could not be."""
 
 
 def pack_ids(ids: npt.NDArray[np.integer]) -> bytes:

@@ -22,17 +22,12 @@ from gpu_worker.failures import NonFiniteLogitsError, failure_kind, failure_plac
 from gpu_worker.faults import FaultInjector
 from gpu_worker.host_pool import HostPool
 from gpu_worker.kv_cache import KvCache
-from gpu_worker.results import pack_ends, pack_ids, prompt_logprobs, prompt_span, row_logprobs
+from gpu_worker.results import Result, pack_ends, pack_ids, prompt_logprobs, prompt_span, row_logprobs
 from gpu_worker.sampling.choose import greedy_rows
-from gpu_worker.sampling.logprobs import LogprobTask, TokenLogprobs
+from gpu_worker.sampling.logprobs import TokenLogprobs, describe_tokens
 from gpu_worker.sampling.penalties import PenaltyCounters
 from gpu_worker.sampling.rows import Needs, SamplingRows
 from gpu_worker.sampling.sampler import GreedyRows, Sampled, Sampler
-
-Result = StepDone | StepFailed | NeedSnapshot
-
-_PROMPT_LOGIT_ROWS = 64
-"""Rows of the vocabulary's width that prompt log-probabilities hold at a time."""
 
 
 @dataclass(slots=True)
@@ -249,9 +244,4 @@ class Runner:
     def _describe(self, row: int, span: Column, hidden: torch.Tensor, count: int) -> list[TokenLogprobs]:
         known = self._state.tokens[row, int(span[0]) : int(span[-1]) + 1]
         token_ids = torch.from_numpy(known.astype(np.int64)).to(self._device)
-        parts = []
-        for start in range(0, len(span), _PROMPT_LOGIT_ROWS):
-            logits = self._decoder.logits(hidden[start : start + _PROMPT_LOGIT_ROWS])
-            task = LogprobTask(logits, np.arange(len(logits)), count)
-            parts.append(task.finish(token_ids[start : start + _PROMPT_LOGIT_ROWS]))
-        return parts
+        return describe_tokens(self._decoder.logits, hidden, token_ids, count)

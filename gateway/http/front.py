@@ -1,17 +1,14 @@
 """The HTTP front of one gateway, put together: its application, its port, its certificate."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
-
-from google.protobuf.message import Message
 
 from chairlift.runtime.addresses import Address
 from chairlift.runtime.probes import ProcessState
 from chairlift.runtime.settings import GatewaySettings
 from chairlift.runtime.watched_file import WatchedFileError
-from chairlift.v1 import inference_pb2 as pb
-from gateway.call import Call, Method
-from gateway.gate import Admission, Gate
+from gateway.call import Method
+from gateway.gate import Gate
 from gateway.http.app import Front, make_app
 from gateway.http.endpoint import HttpLimits
 from gateway.http.server import HttpServer
@@ -20,8 +17,8 @@ from gateway.observing import CallObserver
 from gateway.security.authenticator import Authenticator
 from gateway.security.secret_files import SecretsError
 from gateway.security.tls import CertificateFiles, TlsError
+from gateway.server import INFERENCE, ServeMethod, make_method
 
-Serve = Callable[[Any, Call], Awaitable[Message | None]]
 _SPARE_CONNECTIONS = 1000
 """Beside those whose calls are open: idle ones, and those that are told that there is no room."""
 
@@ -33,7 +30,7 @@ class HttpFront:
         self,
         address: Address,
         settings: GatewaySettings,
-        methods: Mapping[str, Serve],
+        methods: Mapping[str, ServeMethod],
         gate: Gate,
         authenticator: Authenticator,
         observer: CallObserver,
@@ -41,19 +38,14 @@ class HttpFront:
     ) -> None:
         """`methods` are those of the inference service. Opens nothing yet. Raises SecretsError."""
         self._tls = _tls(settings)
+
+        def method(name: str) -> Method[Any]:
+            return make_method(INFERENCE.methods_by_name[name], methods, gate, settings, observer)
+
         front = Front(
-            generate=Method(
-                "Generate",
-                pb.GenerateRequest,
-                methods["Generate"],
-                gate,
-                is_stream=True,
-                max_request_bytes=settings.max_request_bytes,
-                observer=observer,
-                admission=Admission.NEW_WORK,
-            ),
-            list_models=_unary("ListModels", pb.ListModelsRequest, methods, gate, settings),
-            get_model=_unary("GetModel", pb.GetModelRequest, methods, gate, settings),
+            generate=method("Generate"),
+            list_models=method("ListModels"),
+            get_model=method("GetModel"),
             gate=gate,
             authenticator=authenticator,
             limits=HttpLimits(max_body_bytes=settings.max_request_bytes, read_timeout_s=settings.http_read_timeout_s),
@@ -75,12 +67,6 @@ class HttpFront:
     async def close(self) -> None:
         """Ends what is open and frees the port. A second time does nothing."""
         await self._server.close()
-
-
-def _unary(
-    name: str, kind: type[Any], methods: Mapping[str, Serve], gate: Gate, settings: GatewaySettings
-) -> Method[Any]:
-    return Method(name, kind, methods[name], gate, is_stream=False, max_request_bytes=settings.max_request_bytes)
 
 
 def _tls(settings: GatewaySettings) -> HttpTls | None:

@@ -26,16 +26,13 @@ from gpu_worker.failures import NonFiniteLogitsError
 from gpu_worker.faults import FaultInjector
 from gpu_worker.kv_cache import KvCache
 from gpu_worker.model.decoder import Decoder
-from gpu_worker.results import pack_ends, pack_ids
-from gpu_worker.runner import Result, Runner
-from gpu_worker.sampling.logprobs import LogprobTask, TokenLogprobs
+from gpu_worker.results import Result, pack_ends, pack_ids
+from gpu_worker.runner import Runner
+from gpu_worker.sampling.logprobs import TokenLogprobs, describe_tokens
 from gpu_worker.sampling.rows import Needs
 
 _UPLOAD_WORDS = 1 << 19
 """Room for a step's changes: 2 MiB. More than that takes another copy."""
-
-PROMPT_LOGIT_ROWS = 64
-"""Rows of the vocabulary's width that prompt log-probabilities hold at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,12 +217,7 @@ class CudaRunner(Runner):
     def _describe(self, row: int, span: Column, hidden: torch.Tensor, count: int) -> list[TokenLogprobs]:
         """As `Runner._describe`, with the ids that lie on the device. The host waits here."""
         token_ids = self._step.state.tokens[row, int(span[0]) : int(span[-1]) + 1].long()
-        parts = []
-        for start in range(0, len(span), PROMPT_LOGIT_ROWS):
-            logits = self._decoder.logits(hidden[start : start + PROMPT_LOGIT_ROWS])
-            task = LogprobTask(logits, np.arange(len(logits)), count)
-            parts.append(task.finish(token_ids[start : start + PROMPT_LOGIT_ROWS]))
-        return parts
+        return describe_tokens(self._decoder.logits, hidden, token_ids, count)
 
     # ---- results ----
 

@@ -3,11 +3,15 @@
 Taken before bias, penalties, masks and temperature. Only rows that ask are touched.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
+
+_LOGIT_ROWS = 64
+"""Rows of the vocabulary's width that prompt log-probabilities hold at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,3 +51,18 @@ def logprob_tasks(logits: torch.Tensor, num_alternatives: npt.NDArray[np.int64])
             asked = logits[torch.from_numpy(indices).to(logits.device)]
             tasks.append(LogprobTask(asked, indices, int(count)))
     return tasks
+
+
+def describe_tokens(
+    to_logits: Callable[[torch.Tensor], torch.Tensor],
+    hidden: torch.Tensor,
+    token_ids: torch.Tensor,
+    num_alternatives: int,
+) -> list[TokenLogprobs]:
+    """Log-probabilities of `token_ids` [n], each under its row of `hidden` [n, hidden_size], some rows at a time."""
+    parts = []
+    for start in range(0, len(token_ids), _LOGIT_ROWS):
+        logits = to_logits(hidden[start : start + _LOGIT_ROWS])
+        task = LogprobTask(logits, np.arange(len(logits)), num_alternatives)
+        parts.append(task.finish(token_ids[start : start + _LOGIT_ROWS]))
+    return parts

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from chairlift.ipc.device import NeedSnapshot, Plan, StepDone, StepFailed
-from gpu_worker.execution import Finished, OverlappedExecution, Result, SerialExecution
+from gpu_worker.execution import Finished, OverlappedExecution, SerialExecution
+from gpu_worker.results import Result
 
 EPOCH = 3
 PATIENCE_S = 30.0

@@ -14,7 +14,8 @@ from gpu_worker.cuda_runner.graphs import Body
 from gpu_worker.cuda_runner.pending import PendingStep
 from gpu_worker.cuda_runner.runner import CudaOptions, CudaRunner
 from gpu_worker.execution import Finished, OverlappedExecution
-from gpu_worker.runner import Result, Runner
+from gpu_worker.results import Result
+from gpu_worker.runner import Runner
 from tests.gpu_worker.kernels_triton.interpreter.plans import EPOCH, PlanMaker
 from tests.gpu_worker.kernels_triton.interpreter.tiny_decoder import (
     DECODERS,
