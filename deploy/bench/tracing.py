@@ -1,8 +1,9 @@
 """What tracing costs: CPU time a token of the server's processes, with and without, in alternating pairs.
 
 Two stacks of one's own stand side by side; one exports a share of its traces to a sink in this process, which takes
-them and does nothing. Each run drives one of them while the other idles. A pair is a run of each, in an order that
-alternates, so that what changes slowly on the machine changes both.
+them and does nothing. Each run drives one of them while the other idles. A pair is several short runs of each, in turn
+(A B B A …), so that what changes on the machine changes both; and each pair has processes of its own, because where a
+worker's memory happens to lie makes its kernels faster or slower by per cents, for as long as it lives.
 """
 
 import asyncio
@@ -33,6 +34,8 @@ class TracingPlan(msgspec.Struct, frozen=True, kw_only=True):
     pairs: int = 10
     share: float = 0.1
     """Of traces that are sampled."""
+    runs: int = 4
+    """Of each side in a pair."""
     requests: int = 16
     """Of a run, all at once."""
     output_tokens: int = 64
@@ -107,9 +110,11 @@ async def measure_tracing(plan: TracingPlan, settings: Settings) -> TracingCost:
         "OTEL_TRACES_SAMPLER": "parentbased_traceidratio",
         "OTEL_TRACES_SAMPLER_ARG": str(plan.share),
     }
+    costs: list[tuple[float, float]] = []
     try:
-        async with _stack(settings, {}) as plain, _stack(settings, environ) as traced:
-            costs = await measure_pairs(plan, plain, traced)
+        for number in range(plan.pairs):
+            async with _stack(settings, {}) as plain, _stack(settings, environ) as traced:
+                costs.append(await measure_pair(plan, plain, traced, traced_first=number % 2 == 1))
     finally:
         sink.close()
     if not sink.num_requests:
@@ -118,7 +123,7 @@ async def measure_tracing(plan: TracingPlan, settings: Settings) -> TracingCost:
 
 
 def summarize_pairs(plan: TracingPlan, costs: Sequence[tuple[float, float]], num_exports: int) -> TracingCost:
-    """The result of pairs as `measure_pairs` gives them. Raises TracingError for fewer than two."""
+    """The result of pairs as `measure_pair` gives them. Raises TracingError for fewer than two."""
     ratios = tuple(with_ / without - 1 for without, with_ in costs)
     overhead = mean_interval(ratios)
     if overhead is None:
@@ -133,23 +138,36 @@ def summarize_pairs(plan: TracingPlan, costs: Sequence[tuple[float, float]], num
     )
 
 
-async def measure_pairs(plan: TracingPlan, plain: Target, traced: Target) -> list[tuple[float, float]]:
-    """CPU seconds a token, without and with, of each pair; after one run of each that does not count."""
-    for target in (plain, traced):
+async def measure_pair(
+    plan: TracingPlan, plain: Target, traced: Target, *, traced_first: bool = False
+) -> tuple[float, float]:
+    """CPU seconds a token without and with, of the pair's runs together; after one of each that does not count."""
+    order = [plain, traced]
+    if traced_first:
+        order.reverse()
+    for target in order:
         await _drive(target, plan)
-    costs = []
-    for number in range(plan.pairs):
-        order = (plain, traced) if number % 2 == 0 else (traced, plain)
-        measured = {target.address: await _cost(target, plan) for target in order}
-        costs.append((measured[plain.address], measured[traced.address]))
-    return costs
+    spent = {target.address: _Spent() for target in order}
+    for _ in range(plan.runs):
+        for target in order:
+            before = target.cpu_s()
+            num_tokens = await _drive(target, plan)
+            spent[target.address].add(target.cpu_s() - before, num_tokens)
+        order.reverse()
+    return spent[plain.address].per_token(), spent[traced.address].per_token()
 
 
-async def _cost(target: Target, plan: TracingPlan) -> float:
-    """CPU seconds a token of one run."""
-    before = target.cpu_s()
-    num_tokens = await _drive(target, plan)
-    return (target.cpu_s() - before) / num_tokens
+class _Spent:
+    def __init__(self) -> None:
+        self._cpu_s = 0.0
+        self._num_tokens = 0
+
+    def add(self, cpu_s: float, num_tokens: int) -> None:
+        self._cpu_s += cpu_s
+        self._num_tokens += num_tokens
+
+    def per_token(self) -> float:
+        return self._cpu_s / self._num_tokens
 
 
 async def _drive(target: Target, plan: TracingPlan) -> int:
@@ -208,8 +226,8 @@ def describe(cost: TracingCost) -> str:
     plan = cost.plan
     pairs = " ".join(f"{ratio:+.2%}" for ratio in cost.ratios)
     return (
-        f"CPU time a token of all processes, {plan.pairs} alternating pairs of {plan.requests} requests "
-        f"of {plan.output_tokens} tokens, {plan.share:.0%} of traces sampled\n"
+        f"CPU time a token of all processes, {plan.pairs} pairs of {plan.runs} runs a side in turn, "
+        f"{plan.requests} requests of {plan.output_tokens} tokens each, {plan.share:.0%} of traces sampled\n"
         f"without {cost.us_per_token_without:.1f} us, with {cost.us_per_token_with:.1f} us\n"
         f"pairs {pairs}\n"
         f"overhead {_mean(cost.ratios):+.2%}, 95 % interval {cost.overhead.low:+.2%} to {cost.overhead.high:+.2%}\n"

@@ -1,24 +1,32 @@
 """What tracing costs: pairs in turn, and what is made of them."""
 
-import os
-
 import pytest
 
 from deploy.bench.stand_in import Script, start_stand_in
-from deploy.bench.tracing import Target, TracingError, TracingPlan, describe, measure_pairs, summarize_pairs
+from deploy.bench.tracing import Target, TracingError, TracingPlan, describe, measure_pair, summarize_pairs
 
 
-async def test_pairs_count_tokens_and_cpu_time_of_both() -> None:
-    plain, plain_address = await start_stand_in(Script())
-    traced, traced_address = await start_stand_in(Script())
-    plan = TracingPlan(pairs=3, requests=4, output_tokens=200)
-    own = (os.getpid(),)
-    costs = await measure_pairs(plan, Target(plain_address, own), Target(traced_address, own))
-    await plain.stop(None)
-    await traced.stop(None)
-    assert len(costs) == 3
-    # A clock tick is 10 ms: a run of 800 tokens may show none, or some.
-    assert all(0 <= cost < 0.01 for pair in costs for cost in pair)
+class _Scripted(Target, frozen=True):
+    """Its processes' clocks show what the script says."""
+
+    readings: list[float]
+
+    def cpu_s(self) -> float:
+        return self.readings.pop(0)
+
+
+@pytest.mark.parametrize("traced_first", [False, True])
+async def test_a_pair_counts_tokens_and_cpu_time_of_both(traced_first: bool) -> None:
+    plain_server, plain_address = await start_stand_in(Script())
+    traced_server, traced_address = await start_stand_in(Script())
+    plain = _Scripted(plain_address, (), [1.0, 1.25, 2.0, 2.25, 3.0, 3.25])
+    traced = _Scripted(traced_address, (), [1.0, 1.5, 2.0, 2.5, 3.0, 3.5])
+    plan = TracingPlan(runs=3, requests=4, output_tokens=20)
+    costs = await measure_pair(plan, plain, traced, traced_first=traced_first)
+    await plain_server.stop(None)
+    await traced_server.stop(None)
+    assert costs == (pytest.approx(0.25 / 80), pytest.approx(0.5 / 80))
+    assert plain.readings == traced.readings == []
 
 
 def test_the_overhead_is_the_mean_of_the_pairs_with_its_interval() -> None:

@@ -15,7 +15,8 @@ MAX_OVERHEAD = 0.02
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """How much, of what."""
     add_model_flags(parser)
-    parser.add_argument("--pairs", type=positive_int, default=10, metavar="N", help="runs of each, alternating (10)")
+    parser.add_argument("--pairs", type=positive_int, default=10, metavar="N", help="pairs of fresh stacks (10)")
+    parser.add_argument("--runs", type=positive_int, default=4, metavar="N", help="of each in a pair, in turn (4)")
     parser.add_argument("--share", type=share, default=0.1, metavar="S", help="of traces that are sampled (0.1)")
     parser.add_argument("--requests", type=positive_int, default=16, metavar="N", help="of a run, all at once (16)")
     parser.add_argument("--output-tokens", type=positive_int, default=64, metavar="N", help="of a request (64)")
@@ -29,6 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
 
         plan = TracingPlan(
             pairs=arguments.pairs,
+            runs=arguments.runs,
             share=arguments.share,
             requests=arguments.requests,
             output_tokens=arguments.output_tokens,
