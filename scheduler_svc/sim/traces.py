@@ -31,7 +31,7 @@ class _MooncakeRow(msgspec.Struct, gc=False):
     timestamp: Annotated[float, Meta(ge=0, le=MAX_NS / 1e6)]
     input_length: Length
     output_length: Length
-    hash_ids: tuple[int, ...] = ()
+    hash_ids: tuple[Annotated[int, Meta(ge=0)], ...] = ()
 
 
 def read_trace(path: Path, rate_scale: float = 1.0) -> Iterator[Arrival]:
@@ -86,6 +86,8 @@ def _mooncake(path: Path) -> Iterator[Arrival]:
     decoder = msgspec.json.Decoder(_MooncakeRow)
     with path.open("rb") as file:
         for line, text in enumerate(file, start=1):
+            if not text.strip():
+                continue
             try:
                 row = decoder.decode(text)
             except (msgspec.ValidationError, msgspec.DecodeError) as error:

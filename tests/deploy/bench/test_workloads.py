@@ -147,9 +147,9 @@ def test_mooncakes_trace_shares_its_blocks_and_leaves_out_what_cannot_fit(tmp_pa
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.csv", "TIMESTAMP,Context\n2023-11-16 18:17:03,5\n", "expected the columns"),
-        ("a.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n", "no requests"),
-        ("a.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,5,5\n", "row 1"),
+        ("a.csv", "TIMESTAMP,Context\n2023-11-16 18:17:03,5\n", "needs the columns"),
+        ("a.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n", "no request in it"),
+        ("a.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,5,5\n", "line 2"),
         ("a.jsonl", '{"timestamp": 1}\n', "line 1"),
         ("a.jsonl", '{"timestamp": 1, "input_length": -1, "output_length": 1}\n', "line 1"),
         ("a.jsonl", "not json\n", "line 1"),
