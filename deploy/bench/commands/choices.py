@@ -17,7 +17,6 @@ from deploy.bench.workload.names import SPARSE_RATE, WORKLOADS, WorkloadError
 from deploy.bench.workload.request import Workload
 
 API_KEY_ENV = "CHAIRLIFT_API_KEY"
-WARMUP_SEED_STEP = 1_000_003
 
 
 def read_objectives(arguments: argparse.Namespace) -> Objectives:

@@ -6,14 +6,7 @@ import asyncio
 import msgspec
 
 from chairlift.runtime.process import ExitCode
-from deploy.bench.commands.choices import (
-    WARMUP_SEED_STEP,
-    open_client,
-    read_objectives,
-    read_ops_target,
-    read_plan,
-    read_workload,
-)
+from deploy.bench.commands.choices import open_client, read_objectives, read_ops_target, read_plan, read_workload
 from deploy.bench.commands.files import write_json, write_table, write_text
 from deploy.bench.figures.summary import RunSummary
 from deploy.bench.load.client import StreamClient
@@ -25,6 +18,7 @@ from deploy.bench.output.html_report import render_report
 from deploy.bench.output.progress import ProgressBar
 from deploy.bench.output.result import RunResult, to_json_fields
 from deploy.bench.output.table import format_run
+from deploy.bench.workload.prompts import WARMUP_SEED_STEP
 
 
 def run(arguments: argparse.Namespace) -> int:

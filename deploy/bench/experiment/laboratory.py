@@ -22,9 +22,8 @@ from deploy.bench.stack import describe_settings, run_own_stack
 from deploy.bench.workload.catalogue import WorkloadOptions, find_workload
 from deploy.bench.workload.lengths import parse_length_range
 from deploy.bench.workload.names import tenants_of
+from deploy.bench.workload.prompts import WARMUP_SEED_STEP
 from deploy.bench.workload.request import Workload
-
-WARMUP_SEED_STEP = 1_000_003
 
 
 class Laboratory(Protocol):

@@ -21,9 +21,8 @@ from deploy.bench.tune.search import Ladder
 from deploy.bench.tune.trial import KnobValue, Setting
 from deploy.bench.workload.catalogue import WorkloadOptions, find_workload
 from deploy.bench.workload.names import tenants_of
+from deploy.bench.workload.prompts import WARMUP_SEED_STEP
 from deploy.bench.workload.request import Workload
-
-WARMUP_SEED_STEP = 1_000_003
 
 LADDERS = {
     "max_num_batched_tokens": (64, 128, 256, 512, 1024, 2048, 4096),

@@ -7,6 +7,8 @@ import numpy
 
 LOWEST_ID = 1_000
 HIGHEST_ID = 47_999
+WARMUP_SEED_STEP = 1_000_003
+"""From the seed of a run to that of its warm-up: other prompts, so that none is cached when the run begins."""
 
 
 class Purpose(enum.IntEnum):
