@@ -25,9 +25,8 @@ from deploy.bench.experiment.laboratory import Laboratory, OwnStackLaboratory, S
 from deploy.bench.output.svg import Chart, render_chart_file
 from deploy.bench.simulate.device_cost import DeviceCost
 
-USERS = (1, 2, 4, 8, 16, 32)
+USERS = (1, 2, 4, 8, 16, 32, 64, 128)
 SWEEP_SETTINGS = ("scheduler.enable_prefix_caching=false",)
-_CHUNKED_REQUESTS = 24
 
 _T = TypeVar("_T")
 
@@ -88,13 +87,7 @@ class _Report:
         return await run_part(experiment, self._laboratory(), "e2el", is_simulated=self._is_simulated)
 
     async def _run_chunked(self) -> Part:
-        base = load_experiment(CHUNKED)
-        replace = msgspec.structs.replace
-        variants = tuple(
-            replace(variant, workload=replace(variant.workload, num_requests=_CHUNKED_REQUESTS))
-            for variant in base.variants
-        )
-        experiment = replace(base, variants=variants, repetitions=self._repetitions)
+        experiment = load_experiment(CHUNKED)
         return await run_part(experiment, self._laboratory(), "itl", is_simulated=self._is_simulated)
 
     def _laboratory(self) -> Laboratory:

@@ -92,9 +92,9 @@ async def run_part(experiment: Experiment, laboratory: Laboratory, latency: str,
     )
 
 
-def find_knee(points: Sequence[SweepPoint]) -> int:
-    """Users at the knee: from there on, twice as many give less than `MIN_KNEE_GAIN` more. Needs a point."""
+def find_knee(points: Sequence[SweepPoint]) -> int | None:
+    """Users at the knee: beyond it, twice as many give less than `MIN_KNEE_GAIN` more. None: all gained."""
     for before, after in pairwise(points):
         if after.output_throughput < before.output_throughput * (1 + MIN_KNEE_GAIN):
             return before.users
-    return points[-1].users
+    return None

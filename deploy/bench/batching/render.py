@@ -11,9 +11,9 @@ from deploy.bench.output.svg import Chart, Series
 _HEAD = """# What batching gives
 
 Made by `python -m deploy.bench.batching_report FOLDER`: every variant on a fresh stack of the built-in model, the same
-requests for both, alternating order, {repetitions} repetitions, prefix caching off. A difference is claimed for one
-metric, named before; its interval (95 %) is over repetitions. Measured {date} on
-{place}, other programs of the machine used at most {foreign} cores meanwhile.
+requests for both, alternating order, {repetitions} repetitions of each shape, prefix caching off. A difference is
+claimed for one metric, named before; its interval (95 %) is over repetitions. Measured {date} on {place},
+other programs of the machine used at most {foreign} cores meanwhile.
 """
 _SHAPES_HEAD = (
     "shape", "load", "median e2e, static", "continuous", "difference", "verdict", "p99 e2e", "median TTFT", "tokens/s",
@@ -26,7 +26,8 @@ def render_markdown(shapes: Sequence[Part], chunked: Part | None, sweep: Sweep |
     parts += ["## Static against continuous\n", _table(_SHAPES_HEAD, [_shape_row(part) for part in shapes])]
     parts += [_conclude(shapes), _problems(shapes)]
     if chunked is not None:
-        parts += ["## Prompts in chunks\n", chunked.report.question + "\n", *_differences(chunked)]
+        question = f"{chunked.report.question} {chunked.report.repetitions} repetitions.\n"
+        parts += ["## Prompts in chunks\n", question, *_differences(chunked)]
         parts += [f"![]({chart_name(chart)})\n" for chart in chunked.charts]
     if sweep is not None:
         parts += ["## More and more users\n", _sweep_table(sweep)]
@@ -144,10 +145,13 @@ def _sweep_table(sweep: Sweep) -> str:
         for one in sweep.points
     ]
     knee = find_knee(sweep.points)
-    return _table(header, rows) + (
-        f"\nThe knee is at {knee} users: from there on, twice as many give less than 10 % more tokens, and every "
-        "token waits longer. One run each, the workload `mixed`.\n"
+    said = (
+        "No knee yet: every doubling still gave 10 % more tokens or better"
+        if knee is None
+        else f"The knee is at {knee} users: from there on, twice as many give less than 10 % more tokens, and every "
+        "token waits longer"
     )
+    return _table(header, rows) + f"\n{said}. One run each, the workload `mixed`.\n"
 
 
 def _find(comparison: VariantDifference, metric: str) -> Difference:
