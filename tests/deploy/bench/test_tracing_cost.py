@@ -25,7 +25,7 @@ async def test_a_pair_counts_tokens_and_cpu_time_of_both(traced_first: bool) -> 
     costs = await measure_pair(plan, plain, traced, traced_first=traced_first)
     await plain_server.stop(None)
     await traced_server.stop(None)
-    assert costs == (pytest.approx(0.25 / 80), pytest.approx(0.5 / 80))
+    assert costs == pytest.approx((0.25 / 80, 0.5 / 80))
     assert plain.readings == traced.readings == []
 
 
