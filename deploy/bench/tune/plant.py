@@ -25,9 +25,9 @@ from deploy.bench.workload.prompts import WARMUP_SEED_STEP
 from deploy.bench.workload.request import Workload
 
 LADDERS = {
+    "itl_target_ms": (10.0, 20.0, 40.0, 80.0, 160.0),
     "max_num_batched_tokens": (64, 128, 256, 512, 1024, 2048, 4096),
     "max_num_seqs": (4, 8, 16, 32, 64, 128, 256),
-    "itl_target_ms": (10.0, 20.0, 40.0, 80.0, 160.0),
 }
 
 

@@ -2,9 +2,9 @@
 
 First the load is doubled from one user on with the knobs as they are, until an objective is left or more load gives no
 more throughput (the knee), and the border is halved once. Then each knob is moved from the best point, in both
-directions: one rung under the same load, and, since what a knob makes room for shows only under more load, along its
-ladder under twice the load until that is within the objectives or moves away from them. After a knob helped, more load
-is tried again, and the others once more.
+directions: along its ladder under the least load that was too much, where what it makes room for shows, until that is
+within the objectives or moves away from them; and, where that gave nothing, one rung under the same load, where a gain
+is easily mistaken for noise. After a knob helped, more load is tried again, and the others once more.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -77,6 +77,8 @@ class _Search:
         self.best: Trial | None = None
         self.baseline: Trial | None = None
         self.reason = ""
+        self._too_much: int | None = None
+        """The least load that left the objectives with the knobs of `best`."""
 
     def steps(self) -> Iterator[tuple[Setting, Phase]]:
         """Yields a setting that is not in the log; must not be resumed then."""
@@ -105,12 +107,14 @@ class _Search:
     def _raise_load(self, knobs: dict[str, KnobValue]) -> Iterator[tuple[Setting, Phase]]:
         assert self.best is not None
         good, last = self.best.setting.concurrency, self.best
+        self._too_much = None
         while (concurrency := good * 2) <= self._bounds.max_concurrency:
             setting = Setting(knobs=knobs, concurrency=concurrency)
             if (trial := self._find(setting)) is None:
                 yield setting, "load"
                 return
             if not trial.is_feasible:
+                self._too_much = concurrency
                 yield from self._halve(knobs, good, concurrency)
                 return
             has_gained = trial.output_throughput > last.output_throughput * (1 + MIN_GAIN)
@@ -127,6 +131,8 @@ class _Search:
         if (trial := self._find(setting)) is None:
             yield setting, "load"
             return
+        if not trial.is_feasible:
+            self._too_much = middle
         self._take_if_better(trial)
 
     def _move(self, ladder: Ladder) -> Iterator[tuple[Setting, Phase]]:
@@ -135,9 +141,9 @@ class _Search:
             before = None
             while self.best is not before:
                 before = self.best
-                yield from self._try_same_load(ladder, direction)
+                yield from self._walk_under_more_load(ladder, direction)
                 if self.best is before:
-                    yield from self._walk_under_more_load(ladder, direction)
+                    yield from self._try_same_load(ladder, direction)
 
     def _try_same_load(self, ladder: Ladder, direction: int) -> Iterator[tuple[Setting, Phase]]:
         assert self.best is not None
@@ -154,7 +160,9 @@ class _Search:
     def _walk_under_more_load(self, ladder: Ladder, direction: int) -> Iterator[tuple[Setting, Phase]]:
         assert self.best is not None
         at, excess = self.best.setting, float("inf")
-        concurrency = min(at.concurrency * 2, self._bounds.max_concurrency)
+        concurrency = self._too_much or 0
+        if concurrency <= at.concurrency:
+            concurrency = min(at.concurrency * 2, self._bounds.max_concurrency)
         value = at.knobs[ladder.name]
         while (value := ladder.neighbours(value)[direction]) is not None:
             setting = Setting(knobs={**at.knobs, ladder.name: value}, concurrency=concurrency)
