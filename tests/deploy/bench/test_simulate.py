@@ -63,6 +63,20 @@ def test_requests_ride_together() -> None:
     assert result.server.output_tokens == 44
 
 
+def test_the_core_learns_what_steps_cost_and_keeps_to_the_target_between_tokens() -> None:
+    """Prompts of 100 tokens take 10 ms beside those who decode; 24 users with 40 outputs each meet many of them."""
+
+    def longest_gaps(*overrides: str) -> float:
+        result = run(*overrides, number=192, output=40, concurrency=24)
+        assert all(record.outcome is Outcome.OK for record in result.records)
+        return result.summarize().latencies["itl"].percentiles[99.0]
+
+    free = longest_gaps()
+    held = longest_gaps("scheduler.itl_target_ms=45")
+    assert free > 60
+    assert held <= 45.1
+
+
 def test_one_seat_serves_one_after_the_other() -> None:
     first, second = run("scheduler.max_num_seqs=1", "scheduler.overlap=false", number=2).records
     assert second.delta_ns[0] == pytest.approx(first.delta_ns[-1] + 20e6, abs=1e4)
