@@ -41,7 +41,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     target: str
     """Process by its name (``worker 0``), or link (``front 1``)."""
     duration_s: float = 0.0
-    """Of what lasts: a stop, a delay, a partition."""
+    """Of what lasts: a stop, a delay, a partition, and how long connections are reset."""
     delay_s: float = 0.0
     is_half_open: bool = False
     """A partition in which one end has lost the connection and the other has not noticed."""
@@ -52,6 +52,8 @@ LEAD_S = 4.0
 TAIL_S = 4.0
 """And after the last."""
 STOPPED_S = 30.0
+RESET_S = 1.0
+"""Both ends of a link have said something by then (`ipc.heartbeat_interval_s`)."""
 SPACING_S = 11.0
 """Usual time between two faults."""
 
@@ -104,7 +106,7 @@ def _fault(
             duration_s, delay_s = chance.uniform(3.0, 6.0), chance.uniform(0.02, 0.3)
             return Fault(at_s=at_s, kind=kind, target=link, duration_s=duration_s, delay_s=delay_s)
         case FaultKind.LINK_RESET:
-            return Fault(at_s=at_s, kind=kind, target=link)
+            return Fault(at_s=at_s, kind=kind, target=link, duration_s=RESET_S)
         case FaultKind.LINK_PARTITION:
             duration_s, is_half_open = chance.uniform(1.0, 6.0), chance.random() < 0.5
             return Fault(at_s=at_s, kind=kind, target=link, duration_s=duration_s, is_half_open=is_half_open)

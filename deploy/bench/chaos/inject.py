@@ -1,10 +1,10 @@
-"""Carries a schedule of faults out: signals to processes, files for workers, orders to proxies."""
+"""Carries a schedule of faults out: signals to processes, files for workers, orders to links."""
 
 import asyncio
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -32,7 +32,7 @@ class Injector:
         self._stack = stack
         self._watch = watch
         self._say = say
-        self._lasting: set[asyncio.Task[None]] = set()
+        self._lasting: list[asyncio.Task[None]] = []
         self.injected: list[Injected] = []
 
     async def run(self, faults: Sequence[Fault], started: float) -> None:
@@ -42,7 +42,7 @@ class Injector:
             await self._inject(fault)
 
     async def heal(self) -> None:
-        """Waits for everything that lasts to be over."""
+        """Waits for everything that lasts to be over. Raises what went wrong with that."""
         await asyncio.gather(*self._lasting)
 
     async def _inject(self, fault: Fault) -> None:
@@ -60,31 +60,16 @@ class Injector:
             case FaultKind.STEP_THROW:
                 _order_throw(self._stack.fault_files[fault.target], pid)
             case FaultKind.LINK_DELAY | FaultKind.LINK_RESET | FaultKind.LINK_PARTITION:
-                self._hurt_link(fault)
+                link = self._stack.links[fault.target]
+                await link.begin(fault)
+                self._later(fault.duration_s, lambda: link.end(fault))
 
-    def _hurt_link(self, fault: Fault) -> None:
-        proxy = self._stack.links[fault.target]
-        match fault.kind:
-            case FaultKind.LINK_RESET:
-                proxy.reset()
-            case FaultKind.LINK_DELAY:
-                proxy.delay_s = fault.delay_s
-                self._later(fault.duration_s, lambda: setattr(proxy, "delay_s", 0.0))
-            case _:
-                if fault.is_half_open:
-                    proxy.half_open()
-                else:
-                    proxy.partition()
-                self._later(fault.duration_s, proxy.heal)
-
-    def _later(self, pause_s: float, act: Callable[[], None]) -> None:
+    def _later(self, pause_s: float, act: Callable[[], Awaitable[None]]) -> None:
         async def wait() -> None:
             await asyncio.sleep(pause_s)
-            act()
+            await act()
 
-        task = asyncio.create_task(wait())
-        self._lasting.add(task)
-        task.add_done_callback(self._lasting.discard)
+        self._lasting.append(asyncio.create_task(wait()))
 
     async def _pid_of(self, name: str) -> int:
         """The process of that name, once it is one that can be hurt: another fault may have hit it just now."""
@@ -99,6 +84,6 @@ def _order_throw(file: Path, pid: int) -> None:
     Path(f"{file}.{pid}").write_text("throw")
 
 
-def _continue(pid: int) -> None:
+async def _continue(pid: int) -> None:
     if state_of(pid) == "T":
         os.kill(pid, signal.SIGCONT)

@@ -39,6 +39,8 @@ class ChaosReport(msgspec.Struct, frozen=True, kw_only=True):
     details: list[str]
     """A line for each stream that was lost."""
     memory: list[MemorySample]
+    conditions: list[str] = []
+    """What the run went over and how it was secured."""
 
     @property
     def is_clean(self) -> bool:
@@ -66,6 +68,7 @@ def make_report(
     memory: Sequence[MemorySample],
     seconds: float,
     seed: int,
+    conditions: Sequence[str] = (),
 ) -> ChaosReport:
     """Sums up."""
     accepted = [stream for stream in streams if not stream.is_refused]
@@ -88,6 +91,7 @@ def make_report(
         seed=seed,
         details=losses.details,
         memory=list(memory),
+        conditions=list(conditions),
     )
 
 
@@ -138,6 +142,7 @@ def render_table(report: ChaosReport) -> str:
         f"lost: {report.streams_lost} streams, {report.tokens_lost} tokens; doubled: {report.tokens_doubled} tokens",
         f"left: {report.blocks_leaked} KV blocks, {report.processes_left} processes, {report.sockets_left} sockets",
     ]
+    lines += [f"with: {line}" for line in report.conditions]
     lines += [f"  {line}" for line in report.details]
     return "\n".join(lines) + "\n"
 

@@ -5,7 +5,7 @@ import os
 import signal
 import time
 from collections.abc import Awaitable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,17 +13,20 @@ import grpc
 import grpc.aio
 import msgspec
 
-from chairlift.client import AsyncClient, Completion, Tls
+from chairlift.client import AsyncClient, Completion
 from chairlift.client.connection import KEEPALIVE_S, make_connection
-from chairlift.runtime.settings import Settings
 from chairlift.v1 import ops_pb2, ops_pb2_grpc
 from deploy.bench.chaos.faults import plan_faults
 from deploy.bench.chaos.inject import Injector
 from deploy.bench.chaos.load import Load, Stream, run_once
+from deploy.bench.chaos.loopback import proxy_network
+from deploy.bench.chaos.network import Network
 from deploy.bench.chaos.report import ChaosReport, Remains, make_report
-from deploy.bench.chaos.stack import ChaosStack, chaos_stack
+from deploy.bench.chaos.security import Security
+from deploy.bench.chaos.stack import ChaosStack, StackPlan, chaos_stack
 from deploy.bench.chaos.verdict import compare_streams
 from deploy.bench.chaos.watch import MemorySample, Watch, find_leftovers, read_losses, sample_memory, stderr_to
+from deploy.bench.chaos.wires import wired_network
 from deploy.bench.chaos.workload import Job, make_catalogue, with_stop_strings
 from deploy.bench.errors import BenchError
 from deploy.bench.load.grpc_client import open_channel
@@ -46,23 +49,25 @@ class ChaosOptions(msgspec.Struct, frozen=True, kw_only=True):
     num_users: int
     num_jobs: int
     log: Path
-    token: str | None = None
-    """Of the users, and of an operator: where the settings ask for one."""
-    tls: Tls | bool = False
+    is_root_net: bool = False
+    """Links between network namespaces instead of proxies on loopback."""
 
 
-def run_chaos(settings: Settings, options: ChaosOptions) -> ChaosReport:
-    """A whole run. Raises BenchError and what the launcher raises."""
+def run_chaos(security: Security, options: ChaosOptions) -> ChaosReport:
+    """A whole run of a stack by the settings in `security`, in the main thread.
+
+    Raises BenchError and what the launcher raises.
+    """
     with stderr_to(options.log) as stderr:
         try:
-            return asyncio.run(_Run(settings, options, stderr).conduct())
+            return asyncio.run(_Run(security, options, stderr).conduct())
         except asyncio.CancelledError:
             raise BenchError("stopped before its end") from None
 
 
 class _Run:
-    def __init__(self, settings: Settings, options: ChaosOptions, stderr: int) -> None:
-        self._settings = settings
+    def __init__(self, security: Security, options: ChaosOptions, stderr: int) -> None:
+        self._security = security
         self._options = options
         self._stderr = stderr
         self._began = time.monotonic()
@@ -77,18 +82,25 @@ class _Run:
         options, main = self._options, asyncio.current_task()
         assert main is not None
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, main.cancel)
-        async with chaos_stack(self._settings, options.num_replicas, options.num_gateways, options.seed) as stack:
-            supervisor = Supervisor(stack.children, self._settings.supervisor, self._watch)
-            try:
-                self._say(f"starting {options.num_replicas} replicas and {options.num_gateways} gateways")
-                await supervisor.start()
-                streams, undisturbed, injector = await _unless_failed(supervisor, self._load(stack))
-                blocks = await _unless_failed(supervisor, self._count_leaked_blocks(stack))
-            finally:
-                await supervisor.stop()
-            files = len(list(stack.folder.glob("*.sock")))
-        processes = find_leftovers(stack.folder, self._watch.all_pids)
-        sockets = files + sum(not is_free(address) for address in (stack.public, *stack.ports))
+        plan = StackPlan(
+            settings=self._security.settings,
+            num_replicas=options.num_replicas,
+            num_gateways=options.num_gateways,
+            ipc=self._security.ipc,
+        )
+        async with _open_network(options) as network:
+            async with chaos_stack(plan, network) as stack:
+                supervisor = Supervisor(stack.children, plan.settings.supervisor, self._watch)
+                try:
+                    self._say(f"starting {options.num_replicas} replicas and {options.num_gateways} gateways")
+                    await supervisor.start()
+                    streams, undisturbed, injector = await _unless_failed(supervisor, self._load(stack))
+                    blocks = await _unless_failed(supervisor, self._count_leaked_blocks(stack))
+                finally:
+                    await supervisor.stop()
+                files = len(list(stack.folder.glob("*.sock")))
+            processes = find_leftovers(stack.folder, self._watch.all_pids)
+            sockets = files + (not is_free(stack.public)) + network.count_listening()
         return make_report(
             streams=streams,
             losses=compare_streams(streams, undisturbed),
@@ -98,6 +110,7 @@ class _Run:
             memory=self._memory,
             seconds=options.seconds,
             seed=options.seed,
+            conditions=[network.conditions, self._security.conditions],
         )
 
     async def _load(self, stack: ChaosStack) -> tuple[list[Stream], dict[str, Completion], Injector]:
@@ -113,8 +126,9 @@ class _Run:
         return streams, undisturbed, injector
 
     def _client(self, target: str, number: int) -> AsyncClient:
-        options = self._options
-        return AsyncClient(target, token=options.token, tls=options.tls, keepalive_s=KEEPALIVE_S + number / 100)
+        security = self._security
+        token = security.users[number % len(security.users)]
+        return AsyncClient(target, token=token, tls=security.tls, keepalive_s=KEEPALIVE_S + number / 100)
 
     async def _run_undisturbed(self, client: AsyncClient) -> tuple[list[Job], dict[str, Completion]]:
         options = self._options
@@ -164,7 +178,7 @@ class _Run:
         """Blocks in use when nothing runs, by every replica's own account."""
         deadline = time.monotonic() + _IDLE_TIMEOUT_S
         while True:
-            replicas = await _replica_loads(str(stack.ops[0]), self._options)
+            replicas = await _replica_loads(str(stack.ops[0]), self._security)
             is_idle = not any(one.num_running or one.num_waiting or one.kv_blocks.used for one in replicas)
             if (is_idle and len(replicas) == self._options.num_replicas) or time.monotonic() > deadline:
                 break
@@ -177,9 +191,13 @@ class _Run:
         return sum(one.kv_blocks.used for one in replicas)
 
 
-async def _replica_loads(address: str, options: ChaosOptions) -> list[ops_pb2.ReplicaLoad]:
+def _open_network(options: ChaosOptions) -> AbstractAsyncContextManager[Network]:
+    return wired_network() if options.is_root_net else proxy_network(options.seed)
+
+
+async def _replica_loads(address: str, security: Security) -> list[ops_pb2.ReplicaLoad]:
     """Empty while the gateway does not answer."""
-    connection = make_connection(address, options.token, options.tls, KEEPALIVE_S, allow_plaintext_token=False)
+    connection = make_connection(address, security.operator, security.tls, KEEPALIVE_S, allow_plaintext_token=False)
     async with open_channel(connection) as channel:
         stub = ops_pb2_grpc.OpsServiceStub(channel)
         try:

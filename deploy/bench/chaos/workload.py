@@ -35,13 +35,13 @@ def make_catalogue(seed: int, size: int) -> list[Job]:
 
 
 def with_stop_strings(jobs: Sequence[Job], outputs: Sequence[Completion]) -> list[Job]:
-    """Those of `jobs` that sample plainly, each cut short by a stop string out of its own undisturbed output."""
+    """Some of `jobs`, each cut short by a stop string out of its own undisturbed output."""
     found = []
     for job, output in zip(jobs, outputs, strict=True):
         text = output.choices[0].text
         at = len(text) * 3 // 5
         stop = text[at : at + _STOP_CHARACTERS]
-        if job.name.startswith(("greedy", "seeded")) and len(stop) == _STOP_CHARACTERS:
+        if job.name.startswith(("greedy", "together", "seeded")) and len(stop) == _STOP_CHARACTERS:
             options = GenerateOptions(**{**job.options, "stop": stop})
             found.append(Job(f"stop of {job.name}", job.prompt, options))
     return found
@@ -49,6 +49,7 @@ def with_stop_strings(jobs: Sequence[Job], outputs: Sequence[Completion]) -> lis
 
 _KINDS: dict[str, GenerateOptions] = {
     "greedy": {"temperature": 0.0},
+    "together": {"temperature": 0.8, "n": 2, "repetition_penalty": 1.1, "frequency_penalty": 0.2, "logprobs": 1},
     "seeded": {"temperature": 0.8, "top_p": 0.95},
     "choices": {"temperature": 0.9, "n": 2, "top_k": 40},
     "penalties": {"temperature": 0.7, "repetition_penalty": 1.2, "presence_penalty": 0.4, "frequency_penalty": 0.3},

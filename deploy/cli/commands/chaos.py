@@ -3,15 +3,22 @@
 import argparse
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from chairlift.runtime.process import ExitCode
 from deploy.bench.arguments import positive, positive_int
 from deploy.cli.bench_errors import bench_errors
+from deploy.cli.errors import CommandError
 from deploy.cli.request_flags import TOKEN_ENV, add_credential_flags, connection_options
 from deploy.cli.stack_flags import add_model_flags, settings_from
+
+if TYPE_CHECKING:
+    from deploy.bench.chaos.security import Security
 
 _BENEATH = (
     "model.max_model_len=1024",
@@ -38,6 +45,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--log", type=Path, metavar="FILE", help="keep what the processes write")
     parser.add_argument("--report", type=Path, metavar="FILE.md", help="write a report, with plots beside it")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    parser.add_argument(
+        "--root-net",
+        action="store_true",
+        help="links between network namespaces of the run's own, hurt by iptables and tc (needs root)",
+    )
+    parser.add_argument(
+        "--secure", action="store_true", help="TLS, tokens of two tenants and encrypted links, by keys made for the run"
+    )
     add_credential_flags(parser.add_argument_group("where the settings ask for credentials"), TOKEN_ENV)
     add_model_flags(parser)
     parser.epilog = (
@@ -54,10 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
         from deploy.bench.chaos.run import ChaosOptions, run_chaos
         from deploy.bench.output.machine_line import describe_here
 
-        connection = connection_options(arguments, "")
         options = ChaosOptions(
-            token=connection["token"],
-            tls=connection["tls"],
             seconds=arguments.seconds,
             seed=arguments.seed,
             num_replicas=arguments.replicas,
@@ -65,8 +77,10 @@ def run(arguments: argparse.Namespace) -> int:
             num_users=arguments.users,
             num_jobs=arguments.jobs,
             log=arguments.log or Path(folder) / "stack.log",
+            is_root_net=arguments.root_net,
         )
-        report = run_chaos(settings_from(arguments, beneath=_BENEATH), options)
+        with _security(arguments) as security:
+            report = run_chaos(security, options)
         if arguments.report is not None:
             write_document(report, arguments.report, describe_here())
         if arguments.json:
@@ -74,3 +88,19 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             sys.stdout.write(render_table(report))
     return ExitCode.OK if report.is_clean else ExitCode.FAILED
+
+
+@contextmanager
+def _security(arguments: argparse.Namespace) -> "Iterator[Security]":
+    from deploy.bench.chaos.security import Security, throw_away_security
+
+    settings, given = settings_from(arguments, beneath=_BENEATH), connection_options(arguments, "")
+    if not arguments.secure:
+        token, tls = given["token"], given["tls"]
+        conditions = "credentials as given" if token or tls else "no credentials"
+        yield Security(settings=settings, users=(token,), operator=token, tls=tls, conditions=conditions)
+        return
+    if arguments.token_file or given["tls"]:
+        raise CommandError("--secure makes its own credentials: give none", ExitCode.USAGE)
+    with throw_away_security(settings) as security:
+        yield security

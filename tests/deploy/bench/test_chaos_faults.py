@@ -13,6 +13,7 @@ from deploy.bench.chaos.load import Stream
 from deploy.bench.chaos.report import Remains, detection_s, make_report, render_table
 from deploy.bench.chaos.verdict import Losses, compare_streams, recovery_s
 from deploy.bench.chaos.watch import MemorySample, Noticed
+from deploy.bench.chaos.workload import make_catalogue, with_stop_strings
 
 
 @pytest.mark.parametrize("seconds", [30.0, 120.0, 1200.0])
@@ -27,6 +28,18 @@ def test_a_schedule_has_every_kind_and_can_be_repeated(seconds: float) -> None:
     targets = {fault.target.split()[0] for fault in faults if fault.kind is FaultKind.DRAIN}
     if seconds > 1000:
         assert targets == {"gateway", "scheduler", "worker"}
+
+
+def test_the_load_has_all_that_must_survive_a_break() -> None:
+    """Each by itself, all of it in one request, and stop strings several tokens long out of what it makes."""
+    jobs = make_catalogue(5, 9)
+    asked = [set(job.options) for job in jobs]
+    wanted = {"n", "seed", "repetition_penalty", "frequency_penalty", "logprobs"}
+    assert any(wanted <= options for options in asked)
+    assert all("seed" in options and "token_ids" in options for options in asked)
+    stopped = with_stop_strings(jobs, [completion((1,), "a text of some length, long enough to be cut")] * len(jobs))
+    assert {"n" in job.options for job in stopped} == {True, False}
+    assert all(len(str(job.options["stop"])) > 8 for job in stopped)
 
 
 def completion(ids: tuple[int, ...], text: str = "t", reason: FinishReason = FinishReason.LENGTH) -> Completion:
@@ -93,10 +106,12 @@ def test_a_report_is_clean_only_with_nothing_lost_and_every_kind_injected() -> N
         memory=[],
         seconds=60.0,
         seed=1,
+        conditions=["links made of string"],
     )
     assert report.is_clean
     assert (report.streams, report.tokens, report.refused) == (1, 3, 0)
     assert "worker_kill" in render_table(report)
+    assert "with: links made of string\n" in render_table(report)
     fixed = {"streams", "streams_lost", "tokens_lost", "tokens_doubled", "blocks_leaked", "processes_left", "faults"}
     assert fixed | {"recovery_s"} <= set(msgspec.to_builtins(report))
     for field in ("streams_lost", "tokens_lost", "tokens_doubled", "blocks_leaked", "processes_left", "sockets_left"):
