@@ -24,6 +24,7 @@ from chairlift.runtime.sockets import connect_dealer, worker_endpoint
 STEP_NS, ROW_NS, PROMPT_TOKEN_NS = 40_000_000, 500_000, 50_000
 SEATS, STEP_TOKENS, BLOCKS = 16, 512, 4096
 _TOKEN, _VOCAB = 1000, 49_152
+_LINGER_MS = 200
 
 
 class WorkerStandIn:
@@ -55,6 +56,7 @@ class WorkerStandIn:
             state.set_ready(self._is_known, "" if self._is_known else "waiting for the scheduler")
             due = min(self._next_beat, self._busy_until or self._next_beat)
             poller.poll(max(0, -((time.monotonic_ns() - due) // 1_000_000)))
+        self._send(device.WorkerBye(self._epoch))
 
     def _receive(self) -> None:
         while True:
@@ -127,7 +129,7 @@ def main(argv: Sequence[str]) -> int:
     socket = connect_dealer(context, worker_endpoint(settings.ipc), settings.ipc, b"worker-stand-in")
     with stop_on_signals() as stop:
         WorkerStandIn(settings, socket).run(stop, state)
-    context.destroy(linger=0)
+    context.destroy(linger=_LINGER_MS)
     probes.close()
     return 0
 
