@@ -32,6 +32,8 @@ class Engine:
     geometry: Geometry
     attention: str
     """Name of the kernels that run the model."""
+    largest_step_ns: int
+    """What the largest step took, at the first time, with all that is compiled and read for the first time then."""
 
     def new_execution(self) -> Execution:
         """How the service has the runner carry out plans."""
@@ -65,10 +67,11 @@ def build_engine(
         swap_blocks=limits.num_host_blocks,
         swap_mib=limits.num_host_blocks * geometry.block_bytes >> 20,
     )
-    started = time.perf_counter()
+    started = time.perf_counter_ns()
     _warm_up(runner, limits, worker_epoch, sizes.device)
-    log.info("warmed_up", tokens=sizes.max_num_batched_tokens, seconds=round(time.perf_counter() - started, 3))
-    return Engine(runner, _geometry(settings, source, backend, model, sizes, limits), backend.name)
+    took_ns = time.perf_counter_ns() - started
+    log.info("warmed_up", tokens=sizes.max_num_batched_tokens, seconds=round(took_ns / 1e9, 3))
+    return Engine(runner, _geometry(settings, source, backend, model, sizes, limits), backend.name, took_ns)
 
 
 def _num_blocks(settings: Settings, model: Model, sizes: Sizes, geometry: KvGeometry, epoch: int) -> int:

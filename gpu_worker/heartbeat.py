@@ -25,7 +25,7 @@ class Progress:
         self.step_started_ns: int | None = None
         """Monotonic time at which the step in work began; None when idle."""
         self.patience_ns: int | None = None
-        """How long the step in work may take before it counts as stuck; None where nothing is known of it."""
+        """How long the step in work may take before it counts as stuck; None before the first."""
 
     def busy_ns(self) -> int:
         """How long the step in work has been running; 0 when idle."""
@@ -37,9 +37,11 @@ STUCK_FACTOR = 10
 """Times its expected time that a step may take."""
 
 
-def patience_ns(expected_ns: int, min_s: float) -> int | None:
-    """How long a step may take that should take `expected_ns`; None where that is not known (0)."""
-    return max(round(min_s * 1e9), STUCK_FACTOR * expected_ns) if expected_ns > 0 else None
+def patience_ns(expected_ns: int, largest_step_ns: int, min_s: float) -> int:
+    """How long a step may take that should take `expected_ns`, or, where that is not known yet (0), as long as the
+    largest one took.
+    """
+    return max(round(min_s * 1e9), STUCK_FACTOR * (expected_ns if expected_ns > 0 else largest_step_ns))
 
 
 class Heartbeat:

@@ -61,6 +61,7 @@ class WorkerService:
         self._endpoint = worker_endpoint(settings.ipc)
         self._epoch = new_epoch()
         self._progress = Progress()
+        self._largest_step_ns = 0
         self.state = ProcessState(settings.worker.stuck_step_timeout_s)
         listen = settings.worker.metrics_listen
         self._metrics = WorkerMetrics(tracing)
@@ -97,6 +98,7 @@ class WorkerService:
         engine = build_engine(self._settings, files.source, backend, model, self._sizes, self._epoch, self._faults)
         give_back_freed()
         self._metrics.follow(engine.runner.counters)
+        self._largest_step_ns = engine.largest_step_ns
         return engine
 
     def run(self, engine: Engine, stop: StopSignal) -> int:
@@ -161,7 +163,8 @@ class WorkerService:
         while not stop.requested and execution.has_room and (plan := link.next_plan()) is not None:
             if self._progress.step_started_ns is None:
                 self._progress.step_started_ns = time.monotonic_ns()
-            self._progress.patience_ns = patience_ns(plan.expected_ns, self._settings.worker.stuck_step_min_s)
+            min_s = self._settings.worker.stuck_step_min_s
+            self._progress.patience_ns = patience_ns(plan.expected_ns, self._largest_step_ns, min_s)
             execution.submit(plan)
             self._send_all(execution.finished(), link)
             self._progress.step_started_ns = execution.busy_since_ns
