@@ -193,3 +193,5 @@ def _handle_operator(state: SchedulerState, event: OperatorEvent, now: int) -> N
             upkeep.drain(state, undrain, deadline_in_ns, now)
         case events.FlushPrefixCache():
             state.pool.flush()
+            if state.worker is not None:
+                state.worker.lost_pool = None

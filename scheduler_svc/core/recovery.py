@@ -75,9 +75,7 @@ def _void(state: SchedulerState, now: int) -> None:
     """Everything planned and not confirmed did not happen; the next plan boards the whole batch anew."""
     batch, steps = state.batch, list(state.in_flight)
     first = steps[0].number if steps else batch.planned + 1
-    for step in steps:
-        for block in step.indexed:
-            state.pool.unindex(block)
+    _unindex_planned(state, steps)
     _settle_all(state, now)
     for sequence in list(batch.rows.values()):
         if sequence.boarded_step >= first:
@@ -91,6 +89,12 @@ def _void(state: SchedulerState, now: int) -> None:
     state.blocked.clear()
     if state.worker is not None:
         state.worker.snapshot_needed = True
+
+
+def _unindex_planned(state: SchedulerState, steps: list[Step]) -> None:
+    for step in steps:
+        for block in step.indexed:
+            state.pool.unindex(block)
 
 
 def _settle_all(state: SchedulerState, now: int) -> None:
@@ -113,12 +117,13 @@ def _call_back_finishing(state: SchedulerState, steps: list[Step], reason: WaitR
 
 
 def worker_lost(state: SchedulerState, worker_epoch: int, now: int) -> None:
-    """The KV cache is gone, and with it the prefix index and what was in flight. Everyone waits for a successor."""
+    """The KV cache is out of reach, and what was in flight is void. Everyone waits for this worker or a successor."""
     worker = state.worker
     if worker is None or not worker.is_up or worker.epoch != worker_epoch:
         return
     steps = list(state.in_flight)
     riders = _riders(state, steps)
+    _unindex_planned(state, steps)
     _settle_all(state, now)
     state.probation.worker_lost(riders)
     for sequence in list(state.batch.rows.values()):
@@ -126,7 +131,8 @@ def worker_lost(state: SchedulerState, worker_epoch: int, now: int) -> None:
     _call_back_finishing(state, steps, WaitReason.WORKER_LOST, now)
     swapping.drop_copies(state, since=0)
     state.batch.void()
-    state.pool = BlockPool(0)
+    # Nobody uses a block any more; what is indexed holds until it is known who comes.
+    worker.lost_pool, state.pool = state.pool, BlockPool(0)
     state.host_pool = HostPool(0)
     state.blocked.clear()
     worker.is_up = False
@@ -148,13 +154,15 @@ def _riders(state: SchedulerState, steps: list[Step]) -> list[tuple[Sequence, in
 
 
 def worker_up(state: SchedulerState, worker_epoch: int, geometry: device.Geometry, now: int) -> None:
-    """A worker with an empty KV cache takes plans, beginning with a snapshot."""
+    """A worker takes plans, beginning with a snapshot. Its KV cache is empty, unless it is the one that was lost."""
     worker = state.worker
     if worker is not None and worker.is_up:
         if worker.epoch == worker_epoch:
             return
         worker_lost(state, worker.epoch, now)
-    guilty = state.probation.worker_came(is_another=worker is None or worker.epoch != worker_epoch)
+    is_another = worker is None or worker.epoch != worker_epoch
+    guilty = state.probation.worker_came(is_another)
+    kept = None if worker is None or is_another or worker.geometry != geometry else worker.lost_pool
     if geometry.block_size != state.hashes.block_size:
         state.hashes = state.make_hashes(geometry.block_size)
         for request in state.requests.values():
@@ -162,7 +170,7 @@ def worker_up(state: SchedulerState, worker_epoch: int, geometry: device.Geometr
             for sequence in request.sequences:
                 sequence.tail_hashes = b""
     state.worker = Worker(worker_epoch, geometry)
-    state.pool = BlockPool(geometry.num_blocks)
+    state.pool = kept or BlockPool(geometry.num_blocks)
     state.host_pool = HostPool(geometry.num_host_blocks)
     state.swap_cost = SwapCost(geometry.kv_bytes_per_token * geometry.block_size)
     state.batch = Batch(geometry.max_num_seqs, state.batch.planned)

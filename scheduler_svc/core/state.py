@@ -82,7 +82,7 @@ class Counters:
 class Worker:
     """The worker (group) that is up, or was last."""
 
-    __slots__ = ("epoch", "geometry", "is_abandoned", "is_up", "lost_ns", "snapshot_needed")
+    __slots__ = ("epoch", "geometry", "is_abandoned", "is_up", "lost_ns", "lost_pool", "snapshot_needed")
 
     def __init__(self, epoch: int, geometry: device.Geometry) -> None:
         self.epoch = epoch
@@ -91,6 +91,8 @@ class Worker:
         self.is_abandoned = False
         """It was lost, and no other came in time."""
         self.lost_ns = 0
+        self.lost_pool: BlockPool | None = None
+        """While it is lost: what its KV cache holds, if it has only been out of reach and comes back."""
         self.snapshot_needed = True
         """The next plan boards the whole batch anew: the worker has forgotten it, or never knew it."""
 

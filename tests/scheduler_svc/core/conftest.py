@@ -143,6 +143,15 @@ class World:
         self.plans.clear()
         self.feed(events.WorkerLost(self.worker_epoch))
 
+    def worker_silent(self) -> None:
+        """Lost as far as can be known; it lives, and what was on its way to it is gone."""
+        self.plans.clear()
+        self.feed(events.WorkerLost(self.worker_epoch))
+
+    def worker_heard(self) -> None:
+        """The one that was silent greets again, its KV cache as it was."""
+        self.feed(events.WorkerUp(self.worker_epoch, self.geometry))
+
     def submit(self, prompt: list[int], *, gateway: int = 1, request_id: str = "", **fields: Any) -> Stream:
         """A request; greedy and without EOS unless told otherwise."""
         self._next_handle += front.MAX_CHOICES

@@ -49,6 +49,48 @@ def test_a_worker_may_die_at_any_step(make_world: "Callable[..., World]", after:
 
 @pytest.mark.parametrize("after", range(1, 9))
 @pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("runs_on", [False, True])
+def test_a_worker_that_was_only_out_of_reach_keeps_its_cache(
+    make_world: "Callable[..., World]", after: int, overlap: bool, runs_on: bool
+) -> None:
+    """A false loss by silence. What it still computes from before is stale, and writes where nobody reads."""
+    world = make_world(overlap=overlap)
+    jobs = [*six(world), ([30] * 40, world.submit([30] * 40, max_tokens=12))]
+    for _ in range(after):
+        world.step()
+    late = world.execute() if runs_on else None
+    world.worker_silent()
+    load = world.core.load()
+    assert (load.running, load.waiting, load.blocks_total) == (0, len(jobs), 0)
+    world.worker_heard()
+    if late is not None:
+        world.hand_in(late)
+    world.tick()
+    all_complete(world, jobs)
+
+
+@pytest.mark.parametrize("is_flushed", [False, True])
+def test_nothing_that_was_confirmed_is_computed_again_unless_told_to(
+    make_world: "Callable[..., World]", is_flushed: bool
+) -> None:
+    world = make_world()
+    stream = world.submit([30] * 40, max_tokens=12)
+    for _ in range(8):
+        world.step()
+    block_size, num_confirmed = world.geometry.block_size, 40 + len(stream.outputs[0]) - 1
+    world.worker_silent()
+    if is_flushed:
+        world.feed(events.FlushPrefixCache())
+    world.worker_heard()
+    world.tick()
+    (row,) = next(plan.boarded for plan in reversed(world.sent_plans) if plan.reset)
+    assert row.computed == (0 if is_flushed else num_confirmed // block_size * block_size)
+    world.run()
+    assert stream.outputs[0] == world.expected([30] * 40, 12)
+
+
+@pytest.mark.parametrize("after", range(1, 9))
+@pytest.mark.parametrize("overlap", [False, True])
 def test_a_step_may_throw_at_any_time_and_all_go_on(
     make_world: "Callable[..., World]", after: int, overlap: bool
 ) -> None:

@@ -268,6 +268,12 @@ class Lives(RuleBasedStateMachine):
         self.num_deaths += 1
 
     @rule()
+    @precondition(lambda self: self.world.device is not None)
+    def worker_is_silent_for_a_while(self) -> None:
+        self.world.worker_silent()
+        self.world.worker_heard()
+
+    @rule()
     @precondition(lambda self: self.world.device is None)
     def worker_comes(self) -> None:
         self.world.worker_up()
