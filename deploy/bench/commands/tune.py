@@ -107,15 +107,16 @@ def _tell(trial: Trial, phase: Phase) -> None:
 
 def _report(arguments: argparse.Namespace, tuned: Tuned, journal: Journal, objectives: TuneObjectives) -> None:
     trials = list(journal.trials.values())
-    if arguments.output is not None and tuned.outcome.best is not None:
-        write_text(arguments.output, render_tuned_file(tuned.outcome, trials, objectives, tuned.conditions))
+    if tuned.outcome.best is None:
+        text = f"nothing is within the objectives: {tuned.outcome.reason}\n"
+    else:
+        text = render_tuned_file(tuned.outcome, tuned.confirmation, trials, objectives, tuned.conditions)
+        if arguments.output is not None:
+            write_text(arguments.output, text)
     if arguments.json:
         print(msgspec.json.encode({**msgspec.structs.asdict(tuned), "trials": trials}).decode())
         return
-    if tuned.outcome.best is None:
-        print(f"nothing is within the objectives: {tuned.outcome.reason}")
-        return
-    print(render_tuned_file(tuned.outcome, trials, objectives, tuned.conditions), end="")
+    print(text, end="")
     if tuned.confirmation is not None:
         print("\n# The chosen knobs (theirs) against those of the start (ours), the same load, alternating:")
         print(format_differences(tuned.confirmation.differences))

@@ -7,10 +7,18 @@ from deploy.bench.output.result import RunConditions
 from deploy.bench.tune.evidence import Evidence, render_evidence
 from deploy.bench.tune.search import Outcome
 from deploy.bench.tune.trial import Trial, TuneObjectives
+from deploy.bench.tune.tuner import Confirmation
+
+
+_CONFIRMED = ("p99_ttft_ms", "p99_itl_ms", "output_throughput")
 
 
 def render_tuned_file(
-    outcome: Outcome, trials: Sequence[Trial], objectives: TuneObjectives, conditions: RunConditions | None
+    outcome: Outcome,
+    confirmation: Confirmation | None,
+    trials: Sequence[Trial],
+    objectives: TuneObjectives,
+    conditions: RunConditions | None,
 ) -> str:
     """TOML for ``chairlift serve --config``. `outcome` must have a best trial."""
     assert outcome.best is not None
@@ -29,6 +37,13 @@ def render_tuned_file(
             f"# Measured: {conditions.date}, {describe_place(conditions)}",
         ]
         lines.append(render_evidence(_to_evidence(conditions)))
+    if confirmation is not None:
+        lines += ["#", "# Repeated in turn with the knobs of the start, under the same load:"]
+        lines += [
+            f"#   {one.metric} {one.ours:.4g} at the start, {one.theirs:.4g} as chosen: {one.verdict.value}"
+            for one in confirmation.differences
+            if one.metric in _CONFIRMED
+        ]
     lines += ["#", "# Trials:"]
     lines += [f"#   {format_trial(trial)}" for trial in trials]
     lines += ["", "[scheduler]"]

@@ -159,15 +159,18 @@ def test_the_tuned_file_is_settings_with_the_evidence(tmp_path: Path) -> None:
     from chairlift.runtime.settings_loader import load_settings
 
     journal = Journal(None, HEAD)
-    tuned = search(MadeUpPlant(), journal)
+    tuned = search(MadeUpPlant(), journal, repetitions=2)
     assert tuned.outcome.best is not None
-    text = render_tuned_file(tuned.outcome, list(journal.trials.values()), OBJECTIVES, tuned.conditions)
+    text = render_tuned_file(
+        tuned.outcome, tuned.confirmation, list(journal.trials.values()), OBJECTIVES, tuned.conditions
+    )
     path = tmp_path / "tuned.toml"
     path.write_text(text)
     settings = load_settings(path, [], {})
     assert settings.scheduler.max_num_seqs == tuned.outcome.best.setting.knobs["max_num_seqs"]
     assert text.count(" tok/s, p99 TTFT") == len(journal.trials)
     assert "fingerprint f" in text
+    assert "#   p99_itl_ms " in text
     assert find_tuning_differences(path, chairlift.__version__, "f") == []
     assert find_tuning_differences(path, "0.0.1", "g") == [
         f"version {chairlift.__version__}, here 0.0.1",
