@@ -9,7 +9,6 @@ from deploy.bench.tune.search import Outcome
 from deploy.bench.tune.trial import Trial, TuneObjectives
 from deploy.bench.tune.tuner import Confirmation
 
-
 _CONFIRMED = ("p99_ttft_ms", "p99_itl_ms", "output_throughput")
 
 
