@@ -12,6 +12,8 @@ from deploy.bench.chaos.watch import MemorySample, Noticed
 
 _DETECTION_WINDOW_S = 12.0
 """What is noticed later than this belongs to another fault."""
+_DETECTION_SLACK_S = 4.0
+"""And later than this after what lasts is over, too; a short cut need not be noticed at all."""
 
 
 class ChaosReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,7 +124,10 @@ _NOTICED_BY: Mapping[FaultKind, frozenset[str]] = {
 def detection_s(fault: Fault, wall: float, noticed: Sequence[Noticed]) -> float | None:
     """Seconds until the first process noticed; None when nobody did, or nobody needs to."""
     events = _NOTICED_BY.get(fault.kind, frozenset())
-    times = [one.at - wall for one in noticed if one.what in events and -0.01 <= one.at - wall <= _DETECTION_WINDOW_S]
+    latest = min(
+        _DETECTION_WINDOW_S, fault.duration_s + _DETECTION_SLACK_S if fault.duration_s else _DETECTION_WINDOW_S
+    )
+    times = [one.at - wall for one in noticed if one.what in events and -0.01 <= one.at - wall <= latest]
     return max(0.0, min(times)) if times else None
 
 

@@ -96,6 +96,8 @@ def test_a_report_is_clean_only_with_nothing_lost_and_every_kind_injected() -> N
     kill = next(one for one in injected if one.fault.kind is FaultKind.WORKER_KILL)
     noticed = [Noticed(kill.wall + 0.5, "worker_lost", "scheduler"), Noticed(kill.wall + 0.2, "restarting", "worker")]
     assert detection_s(kill.fault, kill.wall, noticed) == pytest.approx(0.2)
+    cut = msgspec.structs.replace(kill.fault, kind=FaultKind.LINK_PARTITION, duration_s=1.5)
+    assert detection_s(cut, 0.0, [Noticed(9.0, "worker_lost", "scheduler")]) is None
     stream = Stream("job", 0.0, accepted=1.0, progress=[2.0], ended=2.0, completion=WANTED["job"])
     report = make_report(
         streams=[stream],
