@@ -14,6 +14,8 @@ from deploy.bench.chaos.stack import ChaosStack
 from deploy.bench.chaos.watch import Watch, state_of
 
 _RUNS = frozenset("RSD")
+_READY_TIMEOUT_S = 180.0
+"""For a process to come back from the fault before; then the next one is left out, and told."""
 
 
 class Injected(msgspec.Struct, frozen=True):
@@ -34,6 +36,8 @@ class Injector:
         self._say = say
         self._lasting: list[asyncio.Task[None]] = []
         self.injected: list[Injected] = []
+        self.left_out: list[str] = []
+        """Faults that could not be injected, in words."""
 
     async def run(self, faults: Sequence[Fault], started: float) -> None:
         """Injects each at its time; returns after the last, whose effect may last longer."""
@@ -46,7 +50,11 @@ class Injector:
         await asyncio.gather(*self._lasting)
 
     async def _inject(self, fault: Fault) -> None:
-        pid = await self._pid_of(fault.target) if fault.target not in self._stack.links else 0
+        try:
+            pid = await self._pid_of(fault.target) if fault.target not in self._stack.links else 0
+        except TimeoutError:
+            self.left_out.append(f"{fault.kind} was left out: {fault.target} was not back after {_READY_TIMEOUT_S:g} s")
+            return
         self._say(f"{fault.kind} of {fault.target}")
         self.injected.append(Injected(fault, time.monotonic(), time.time()))
         match fault.kind:
@@ -72,12 +80,16 @@ class Injector:
         self._lasting.append(asyncio.create_task(wait()))
 
     async def _pid_of(self, name: str) -> int:
-        """The process of that name, once it is one that can be hurt: another fault may have hit it just now."""
-        while True:
-            pid = self._watch.pids[name]
-            if self._watch.is_ready(name) and state_of(pid) in _RUNS:
-                return pid
-            await asyncio.sleep(0.05)
+        """The process of that name, once it is one that can be hurt: another fault may have hit it just now.
+
+        Raises TimeoutError.
+        """
+        async with asyncio.timeout(_READY_TIMEOUT_S):
+            while True:
+                pid = self._watch.pids[name]
+                if self._watch.is_ready(name) and state_of(pid) in _RUNS:
+                    return pid
+                await asyncio.sleep(0.05)
 
 
 def _order_throw(file: Path, pid: int) -> None:

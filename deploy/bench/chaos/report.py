@@ -1,6 +1,8 @@
 """The report of a run: what was injected, how long it was felt, and what must be 0."""
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from math import inf
 
 import msgspec
 
@@ -30,7 +32,7 @@ class ChaosReport(msgspec.Struct, frozen=True, kw_only=True):
     faults: dict[str, int]
     """Injected, by kind."""
     recovery_s: dict[str, Spread]
-    """From the fault until every stream that was open had moved on."""
+    """Longest time without anything new, from the fault on, that a stream open then saw before the next fault."""
     detection_s: dict[str, Spread]
     """From the fault until some process noticed; kinds that nobody needs to notice are absent."""
     refused: int
@@ -39,17 +41,23 @@ class ChaosReport(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     seed: int
     details: list[str]
-    """A line for each stream that was lost."""
+    """A line for each stream that was lost, and for all else that went wrong."""
     memory: list[MemorySample]
     conditions: list[str] = []
     """What the run went over and how it was secured."""
+    problems: int = 0
+    """What kept the run from its proper end; told in `details`."""
 
     @property
     def is_clean(self) -> bool:
         """Whether nothing was lost or left, and every kind of fault was injected."""
         losses = (self.streams_lost, self.tokens_lost, self.tokens_doubled, self.blocks_leaked)
         left = (self.processes_left, self.sockets_left)
-        return not any((*losses, *left)) and bool(self.streams) and all(self.faults.get(kind) for kind in FaultKind)
+        return (
+            not any((*losses, *left, self.problems))
+            and bool(self.streams)
+            and all(self.faults.get(kind) for kind in FaultKind)
+        )
 
 
 class Remains(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,11 +79,15 @@ def make_report(
     seconds: float,
     seed: int,
     conditions: Sequence[str] = (),
+    problems: Sequence[str] = (),
 ) -> ChaosReport:
     """Sums up."""
     accepted = [stream for stream in streams if not stream.is_refused]
-    recoveries = _by_kind(injected, [recovery_s(accepted, one.at) for one in injected])
-    detections = _by_kind(injected, [detection_s(one.fault, one.wall, noticed) for one in injected])
+    pauses = [later.at - one.at for one, later in pairwise(injected)] + [inf]
+    felt = [recovery_s(accepted, one.at, one.at + pause) for one, pause in zip(injected, pauses, strict=False)]
+    recoveries = _by_kind(injected, felt)
+    seen = [detection_s(one.fault, one.wall, noticed, pause) for one, pause in zip(injected, pauses, strict=False)]
+    detections = _by_kind(injected, seen)
     return ChaosReport(
         streams=len(accepted),
         streams_lost=losses.streams_lost,
@@ -91,9 +103,10 @@ def make_report(
         tokens=sum(choice.num_tokens for one in accepted if one.completion for choice in one.completion.choices),
         seconds=seconds,
         seed=seed,
-        details=losses.details,
+        details=[*losses.details, *problems],
         memory=list(memory),
         conditions=list(conditions),
+        problems=len(problems),
     )
 
 
@@ -121,13 +134,22 @@ _NOTICED_BY: Mapping[FaultKind, frozenset[str]] = {
 }
 
 
-def detection_s(fault: Fault, wall: float, noticed: Sequence[Noticed]) -> float | None:
-    """Seconds until the first process noticed; None when nobody did, or nobody needs to."""
+_BY_SUPERVISOR = frozenset({"restarting", "hung"})
+
+
+def detection_s(fault: Fault, wall: float, noticed: Sequence[Noticed], pause_s: float = inf) -> float | None:
+    """Seconds until the first process noticed, before the next fault `pause_s` later; None when nobody did or needs to."""
     events = _NOTICED_BY.get(fault.kind, frozenset())
     latest = min(
         _DETECTION_WINDOW_S, fault.duration_s + _DETECTION_SLACK_S if fault.duration_s else _DETECTION_WINDOW_S
     )
-    times = [one.at - wall for one in noticed if one.what in events and -0.01 <= one.at - wall <= latest]
+    times = [
+        one.at - wall
+        for one in noticed
+        if one.what in events
+        and (one.who == fault.target or one.what not in _BY_SUPERVISOR)
+        and -0.01 <= one.at - wall <= min(latest, pause_s)
+    ]
     return max(0.0, min(times)) if times else None
 
 

@@ -73,6 +73,7 @@ class _Run:
         self._began = time.monotonic()
         self._watch = Watch(self._say)
         self._memory: list[MemorySample] = []
+        self._problems: list[str] = []
 
     def _say(self, text: str) -> None:
         os.write(self._stderr, f"{time.monotonic() - self._began:7.1f} s  {text}\n".encode())
@@ -98,9 +99,8 @@ class _Run:
                     blocks = await _unless_failed(supervisor, self._count_leaked_blocks(stack))
                 finally:
                     await supervisor.stop()
-                files = len(list(stack.folder.glob("*.sock")))
             processes = find_leftovers(stack.folder, self._watch.all_pids)
-            sockets = files + (not is_free(stack.public)) + network.count_listening()
+            sockets = (not is_free(stack.public)) + network.count_listening()
         return make_report(
             streams=streams,
             losses=compare_streams(streams, undisturbed),
@@ -111,6 +111,7 @@ class _Run:
             seconds=options.seconds,
             seed=options.seed,
             conditions=[network.conditions, self._security.conditions],
+            problems=[*self._problems, *injector.left_out],
         )
 
     async def _load(self, stack: ChaosStack) -> tuple[list[Stream], dict[str, Completion], Injector]:
@@ -168,6 +169,10 @@ class _Run:
             async with asyncio.timeout(_END_TIMEOUT_S):
                 await asyncio.gather(*users)
                 await injector.heal()
+        except TimeoutError:
+            self._problems.append(
+                f"{_END_TIMEOUT_S:g} s after the load some streams had not ended, or a fault was not over"
+            )
         finally:
             for task in (sampling, *users):
                 task.cancel()
@@ -187,7 +192,7 @@ class _Run:
             used = one.kv_blocks.used
             self._say(f"{one.replica_id}: {one.num_running} running, {one.num_waiting} waiting, {used} blocks used")
         if len(replicas) < self._options.num_replicas:
-            raise BenchError("a replica does not come back")
+            self._problems.append(f"{len(replicas)} of {self._options.num_replicas} replicas were there at the end")
         return sum(one.kv_blocks.used for one in replicas)
 
 

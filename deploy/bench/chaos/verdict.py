@@ -1,6 +1,7 @@
 """Compares what users saw with the undisturbed run, token for token, and sums it up. Pure."""
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 import msgspec
 
@@ -71,15 +72,18 @@ def _compare(found: Choice | None, wanted: Choice) -> tuple[int, int, str]:
     return 0, 0, ""
 
 
-def recovery_s(streams: Sequence[Stream], at: float) -> float:
-    """Seconds from `at` until each stream that was open then had moved on: the longest of them; 0 when none was."""
+def recovery_s(streams: Sequence[Stream], at: float, until: float) -> float:
+    """The longest time without anything new that a stream open at `at` saw between then and `until`, where the next
+    fault may begin; what began before counts from `at` on, what is under way at `until` to its end. 0 when none was open.
+    """
     longest = 0.0
     for stream in streams:
         if stream.accepted is None or stream.accepted > at or (stream.ended is not None and stream.ended < at):
             continue
-        moved = next((time for time in stream.progress if time > at), stream.ended)
-        if moved is not None:
-            longest = max(longest, moved - at)
+        ends = stream.progress if stream.ended is None else [*stream.progress, stream.ended]
+        for begin, end in pairwise([stream.accepted, *ends]):
+            if end > at and begin < until:
+                longest = max(longest, end - max(begin, at))
     return longest
 
 

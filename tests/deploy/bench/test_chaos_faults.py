@@ -86,15 +86,33 @@ def test_recovery_is_the_longest_wait_of_those_that_were_open() -> None:
         Stream("c", 0.0, accepted=1.0, progress=[9.0], ended=9.5),
         Stream("d", 11.0, accepted=12.0, progress=[90.0], ended=95.0),
     ]
-    assert recovery_s(streams, 10.0) == 4.0
-    assert recovery_s(streams, 9.6) == pytest.approx(4.4)
+    assert recovery_s(streams, 10.0, 20.0) == 4.0
+    assert recovery_s(streams, 9.6, 20.0) == pytest.approx(4.4)
+
+
+def test_a_token_that_was_under_way_at_the_fault_is_no_recovery() -> None:
+    """The pause comes after it; one that only begins after the next fault is that one's."""
+    streams = [Stream("a", 0.0, accepted=1.0, progress=[9.9, 10.1, 13.0, 13.1, 30.0], ended=30.0)]
+    assert recovery_s(streams, 10.0, 12.0) == pytest.approx(2.9)
+    assert recovery_s(streams, 12.0, 13.05) == pytest.approx(1.0)
+
+
+def test_what_a_supervisor_notices_of_another_process_is_another_fault() -> None:
+    (kill,) = [one for one in plan_faults(1, 30.0, 1, 1) if one.kind is FaultKind.WORKER_KILL]
+    assert kill.target == "worker 0"
+    assert detection_s(kill, 100.0, [Noticed(100.5, "restarting", "gateway 0")]) is None
+    assert detection_s(kill, 100.0, [Noticed(100.5, "restarting", "worker 0")], 0.3) is None
+    assert detection_s(kill, 100.0, [Noticed(100.5, "restarting", "worker 0")]) == pytest.approx(0.5)
 
 
 def test_a_report_is_clean_only_with_nothing_lost_and_every_kind_injected() -> None:
     faults = plan_faults(1, 60.0, 2, 2)
     injected = [Injected(fault, fault.at_s, 1000.0 + fault.at_s) for fault in faults]
     kill = next(one for one in injected if one.fault.kind is FaultKind.WORKER_KILL)
-    noticed = [Noticed(kill.wall + 0.5, "worker_lost", "scheduler"), Noticed(kill.wall + 0.2, "restarting", "worker")]
+    noticed = [
+        Noticed(kill.wall + 0.5, "worker_lost", "scheduler"),
+        Noticed(kill.wall + 0.2, "restarting", kill.fault.target),
+    ]
     assert detection_s(kill.fault, kill.wall, noticed) == pytest.approx(0.2)
     cut = msgspec.structs.replace(kill.fault, kind=FaultKind.LINK_PARTITION, duration_s=1.5)
     assert detection_s(cut, 0.0, [Noticed(9.0, "worker_lost", "scheduler")]) is None
@@ -118,6 +136,7 @@ def test_a_report_is_clean_only_with_nothing_lost_and_every_kind_injected() -> N
     assert fixed | {"recovery_s"} <= set(msgspec.to_builtins(report))
     for field in ("streams_lost", "tokens_lost", "tokens_doubled", "blocks_leaked", "processes_left", "sockets_left"):
         assert not msgspec.structs.replace(report, **{field: 1}).is_clean
+    assert not msgspec.structs.replace(report, problems=1).is_clean
     assert not msgspec.structs.replace(report, faults={**report.faults, "drain": 0}).is_clean
 
 
