@@ -53,11 +53,8 @@ class ChaosReport(msgspec.Struct, frozen=True, kw_only=True):
         """Whether nothing was lost or left, and every kind of fault was injected."""
         losses = (self.streams_lost, self.tokens_lost, self.tokens_doubled, self.blocks_leaked)
         left = (self.processes_left, self.sockets_left)
-        return (
-            not any((*losses, *left, self.problems))
-            and bool(self.streams)
-            and all(self.faults.get(kind) for kind in FaultKind)
-        )
+        is_complete = bool(self.streams) and all(self.faults.get(kind) for kind in FaultKind)
+        return is_complete and not any((*losses, *left, self.problems))
 
 
 class Remains(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,7 +135,7 @@ _BY_SUPERVISOR = frozenset({"restarting", "hung"})
 
 
 def detection_s(fault: Fault, wall: float, noticed: Sequence[Noticed], pause_s: float = inf) -> float | None:
-    """Seconds until the first process noticed, before the next fault `pause_s` later; None when nobody did or needs to."""
+    """Seconds until the first process noticed, before the next fault `pause_s` later; None when nobody did."""
     events = _NOTICED_BY.get(fault.kind, frozenset())
     latest = min(
         _DETECTION_WINDOW_S, fault.duration_s + _DETECTION_SLACK_S if fault.duration_s else _DETECTION_WINDOW_S

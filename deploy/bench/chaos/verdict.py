@@ -73,8 +73,9 @@ def _compare(found: Choice | None, wanted: Choice) -> tuple[int, int, str]:
 
 
 def recovery_s(streams: Sequence[Stream], at: float, until: float) -> float:
-    """The longest time without anything new that a stream open at `at` saw between then and `until`, where the next
-    fault may begin; what began before counts from `at` on, what is under way at `until` to its end. 0 when none was open.
+    """The longest time without anything new that a stream open at `at` saw before `until`, when the next fault comes.
+
+    A pause that began before counts from `at` on, one under way at `until` to its end. 0 when no stream was open.
     """
     longest = 0.0
     for stream in streams:
