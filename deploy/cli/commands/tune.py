@@ -30,7 +30,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_workload_arguments(parser)
     search = parser.add_argument_group("search")
     search.add_argument("--num-requests", type=positive_int, default=48, metavar="N", help="a trial, at least (48)")
-    search.add_argument("--warmup", type=non_negative_int, default=4, metavar="N", help="uncounted requests (4)")
+    search.add_argument(
+        "--warmup",
+        type=non_negative_int,
+        default=8,
+        metavar="N",
+        help="uncounted requests (8); the scheduler needs some before it knows what steps cost and can keep a target",
+    )
     search.add_argument("--timeout", type=positive, default=600.0, metavar="S", help="of one request (600)")
     search.add_argument("--max-concurrency", type=positive_int, default=256, metavar="N", help="most users tried (256)")
     search.add_argument("--max-trials", type=positive_int, default=48, metavar="N", help="(48)")
