@@ -22,6 +22,7 @@ _FIRST_RATE, _PRECISION = 2.0, 1.08
 _WARM_UP_S = 5.0
 """The cost model has to see some steps before it can refuse by prediction."""
 _RECOVERY_S = 5.0
+_MEMORY_INTERVAL_S = 1.0
 _MEMORY_ROOM = 1.1
 GOODPUT_SHARE = 0.9
 
@@ -37,7 +38,7 @@ class OverloadReport(msgspec.Struct, frozen=True, kw_only=True):
     after: RateFigures
     """At three quarters of it, a few seconds later."""
     memory_bytes: dict[str, int]
-    """Of all processes together: before and after each."""
+    """The most of all processes together while each was looked at; ``before``: in the search."""
 
     @property
     def complaints(self) -> list[str]:
@@ -62,13 +63,14 @@ async def run_overload(settings: Settings, window_s: float, seed: int) -> Overlo
     """The whole search and the overload. Raises what the launcher raises."""
     async with _running(settings) as clients:
         await play(clients, _FIRST_RATE, _WARM_UP_S, seed)
-        rates, sustainable = await _search(clients, window_s, seed)
-        memory = {"before": _memory()}
+        memory: dict[str, int] = {}
+        async with _most_memory(memory, "before"):
+            rates, sustainable = await _search(clients, window_s, seed)
         overload = {}
         for factor in (2, 5):
             name = f"{factor}x"
-            overload[name] = await play(clients, factor * sustainable, window_s, seed + factor)
-            memory[name] = _memory()
+            async with _most_memory(memory, name):
+                overload[name] = await play(clients, factor * sustainable, window_s, seed + factor)
         await asyncio.sleep(_RECOVERY_S)
         after = await play(clients, 0.75 * sustainable, window_s, seed + 9)
     return OverloadReport(
@@ -119,6 +121,23 @@ def _with_stand_in(child: ChildSpec) -> ChildSpec:
         return msgspec.structs.replace(launch, argv=argv)
 
     return msgspec.structs.replace(child, prepare=prepare)
+
+
+@asynccontextmanager
+async def _most_memory(found: dict[str, int], name: str) -> AsyncIterator[None]:
+    """While it lasts, notes in `found` the most bytes that the processes had."""
+
+    async def sample() -> None:
+        while True:
+            found[name] = max(found.get(name, 0), await asyncio.to_thread(_memory))
+            await asyncio.sleep(_MEMORY_INTERVAL_S)
+
+    sampling = asyncio.create_task(sample())
+    try:
+        yield
+        found[name] = max(found.get(name, 0), await asyncio.to_thread(_memory))
+    finally:
+        sampling.cancel()
 
 
 def _memory() -> int:
