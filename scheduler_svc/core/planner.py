@@ -132,7 +132,7 @@ def _seal(state: SchedulerState, step: Step, worker_epoch: int, now: int) -> dev
     """Fixes the decode column, remembers the step as in flight, and writes the plan."""
     batch = state.batch
     decode, transition = batch.settle_column()
-    step.num_decodes = batch.num_decodes
+    step.decode, step.num_decodes = decode, batch.num_decodes
     if transition is not None:
         if state.in_flight:
             state.in_flight[-1].transition = transition

@@ -44,8 +44,7 @@ def fail_step(state: SchedulerState, step: Step, now: int, packed_rows: bytes = 
     state.counters.failed_steps += 1
     members = [sequence for sequence in state.confirmed.members if not sequence.is_ended]
     members += [chunk.sequence for chunk in step.chunks if not chunk.sequence.is_ended]
-    rows = _known_rows(packed_rows)
-    guilty = [one for one in members if one.row in rows]
+    guilty = _named(state, step, packed_rows)
     newcomers = [one for one in members if one.boarded_step == step.number]
     _void(state, now)
     if not guilty:
@@ -55,11 +54,17 @@ def fail_step(state: SchedulerState, step: Step, now: int, packed_rows: bytes = 
         ends.end_sequence(state, sequence, STEP_FAILED, now)
 
 
-def _known_rows(packed_rows: bytes) -> list[int]:
+def _named(state: SchedulerState, step: Step, packed_rows: bytes) -> list[Sequence]:
+    """Who had these rows in the step, if they can be told: some may have given them back since."""
+    if step is not state.in_flight[0]:
+        return []
     try:
-        return list(unpack_u32(packed_rows))
+        rows = set(unpack_u32(packed_rows))
     except ColumnError:
         return []
+    seats = [*zip(unpack_u32(step.decode), state.confirmed.members, strict=True)]
+    seats += [(chunk.row, chunk.sequence) for chunk in step.chunks]
+    return [one for row, one in seats if row in rows and not one.is_ended]
 
 
 def snapshot_needed(state: SchedulerState, message: device.NeedSnapshot, now: int) -> None:

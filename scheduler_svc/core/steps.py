@@ -36,6 +36,7 @@ class Step:
         "bordered",
         "chunks",
         "copies",
+        "decode",
         "finals",
         "indexed",
         "is_snapshot",
@@ -63,6 +64,8 @@ class Step:
         self.released_host_blocks: list[int] = []
         """Read by this plan's swap-ins; its swap-outs run before them, so that only the next plan may write to them."""
         self.chunks: list[Chunk] = []
+        self.decode = b""
+        """Packed rows of its decode column: a row may be another's by the time the result comes."""
         self.num_decodes = 0
         self.token_budget = 0
         """Tokens that it could have."""

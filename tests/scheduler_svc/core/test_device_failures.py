@@ -149,6 +149,35 @@ def test_rows_that_the_worker_names_are_ended_without_a_search(make_world: "Call
     all_complete(world, jobs)
 
 
+@pytest.mark.parametrize("max_tokens", [1, 3])
+def test_a_row_that_was_given_back_meanwhile_is_still_known(
+    make_world: "Callable[..., World]", max_tokens: int
+) -> None:
+    """In its last step the culprit has no row any more, and a newcomer may sit in it."""
+    world = make_world(overlap=True)
+    culprit = world.submit([POISON] * 4, max_tokens=max_tokens)
+    jobs = six(world)
+    world.tick()
+    (row,) = (one.row for one in world.plans[0].boarded if one.tokens == pack_u32([POISON] * 4))
+    for _ in range(max_tokens - 1):
+        world.step()
+    newcomer = world.submit([7] * 4, max_tokens=12)
+    world.tick()
+    (sequence,) = (
+        one
+        for request in world.core.state.requests.values()
+        for one in request.sequences
+        if request.prompt == pack_u32([POISON] * 4)
+    )
+    assert sequence.row is None
+    step = world.plans.popleft().step
+    world.feed(events.StepFailed(device.StepFailed(1, step, "exception", "", pack_u32([row]))))
+    assert culprit.reason is FinishReason.ERROR
+    assert not world.core.state.probation.is_on
+    world.plans.clear()
+    all_complete(world, [*jobs, ([7] * 4, newcomer)])
+
+
 def test_a_device_that_is_broken_for_all_ends_everyone_after_a_bounded_search(
     make_world: "Callable[..., World]",
 ) -> None:
