@@ -39,8 +39,11 @@ class ChildSpec(msgspec.Struct, frozen=True):
     """Time from SIGTERM to SIGKILL."""
     prepare: Callable[[], Launch]
     """Called before each start: a port may have been taken by another program meanwhile."""
-    count_excused: Callable[[], Awaitable[int]] | None = None
-    """How many of its ends, over all its lives, were brought about by what it was asked to do and no longer is."""
+    count_excused: Callable[[], Awaitable[int | None]] | None = None
+    """How many of its ends, over all its lives, were brought about by what it was asked to do and no longer is.
+
+    None while nobody says.
+    """
 
 
 class ChildProcess:

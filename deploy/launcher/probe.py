@@ -1,10 +1,11 @@
-"""Asks a process's HTTP port whether it is ready, and whether it lives."""
+"""Asks a process's HTTP port whether it is ready, whether it lives, and a scheduler whose fault ends were."""
 
 import asyncio
 
 import msgspec
 
 from chairlift.runtime.addresses import Address
+from chairlift.runtime.metric_table import EXCUSED_LOSSES
 
 _ANSWER_BYTES = 4096
 _METRICS_BYTES = 1 << 20
@@ -29,15 +30,19 @@ async def ask_live(address: Address, timeout_s: float = _TIMEOUT_S) -> Answer:
     return await _ask(address, "/livez", timeout_s)
 
 
-async def ask_metric(address: Address, name: str, timeout_s: float = _TIMEOUT_S) -> int:
-    """Sum of the series of ``/metrics`` whose names begin with `name`; 0 when there are none, or no answer in time."""
+async def ask_excused_losses(scheduler: Address, timeout_s: float = _TIMEOUT_S) -> int | None:
+    """How many ends of its workers a scheduler has found a request guilty of, over its life.
+
+    None while it does not say: no answer in time, or half of one.
+    """
     try:
         async with asyncio.timeout(timeout_s):
-            text = (await _get(address, "/metrics", _METRICS_BYTES)).decode(errors="replace")
+            text = (await _get(scheduler, "/metrics", _METRICS_BYTES)).decode(errors="replace")
     except (OSError, TimeoutError):
-        return 0
-    lines = (line for line in text.splitlines() if line.startswith(name))
-    return round(sum(float(line.rsplit(" ", 1)[1]) for line in lines))
+        return None
+    series = f"{EXCUSED_LOSSES.exposed_name} "
+    values = [line.removeprefix(series) for line in text.splitlines() if line.startswith(series)]
+    return round(float(values[0])) if values and text.endswith("\n") else None
 
 
 async def _ask(address: Address, path: str, timeout_s: float) -> Answer:

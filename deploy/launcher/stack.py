@@ -19,7 +19,7 @@ from chairlift.runtime.settings import GatewaySettings, SchedulerSettings, Setti
 from chairlift.runtime.settings_loader import CONFIG_ENV, ENV_PREFIX, to_toml_overrides
 from deploy.launcher.child import ChildSpec, Launch
 from deploy.launcher.ports import HeldPort, PortError, find_free, is_free
-from deploy.launcher.probe import ask_metric
+from deploy.launcher.probe import ask_excused_losses
 from deploy.launcher.run_folder import RunFolder
 
 _ANY_PORT = Address("127.0.0.1", 0)
@@ -114,14 +114,12 @@ def _child(
         arguments = [part for override in to_toml_overrides(own) for part in ("--set", override)]
         return Launch((sys.executable, "-m", module, *arguments), _environment(), probe)
 
-    async def count_excused() -> int:
-        return await ask_metric(probes["scheduler"], _EXCUSED)
+    async def count_excused() -> int | None:
+        return await ask_excused_losses(probes["scheduler"])
 
     return ChildSpec(name, *stages, stop_timeout_s, prepare, count_excused if section == "worker" else None)
 
 
-_EXCUSED = "chairlift_scheduler_worker_losses_excused"
-"""Deaths of workers that the scheduler has found a request guilty of."""
 _MODULES = {
     "scheduler": ("scheduler_svc", "scheduler"),
     "worker": ("gpu_worker", "worker"),

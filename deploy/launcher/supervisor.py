@@ -17,13 +17,11 @@ from deploy.launcher.child import ChildProcess, ChildSpec, can_restart_help, des
 from deploy.launcher.liveness import Liveness, Silence
 from deploy.launcher.probe import ask_live, ask_ready
 from deploy.launcher.progress import Progress
-from deploy.launcher.restart import RestartBudget
+from deploy.launcher.restart import VERDICT_DEATHS, RestartBudget
 
 PROBE_INTERVAL_S = 0.1
 LIVENESS_INTERVAL_S = 1.0
 STOPPED_INTERVAL_S = 0.2
-EXCUSE_PATIENCE_S = 5.0
-"""For a scheduler to notice a worker's end and to say whose fault it was."""
 
 
 class StackError(Exception):
@@ -109,26 +107,29 @@ class Supervisor:
             self._ready[spec.name].clear()
             if not child.was_ready and not can_restart_help(code):
                 raise StackError(f"{spec.name} {describe_end(code)}; its message is above", code)
-            pause = budget.next_pause(time.monotonic())
-            if pause is None and await self._is_excused(spec, budget):
-                pause = budget.next_pause(time.monotonic())
+            pause = await self._next_pause(child, budget)
             if pause is None:
                 raise StackError(
-                    f"{spec.name} {describe_end(code)}, after {self._settings.max_restarts} restarts within "
+                    f"{spec.name} {describe_end(code)}, after {budget.num_recent} restarts within "
                     f"{self._settings.restart_window_s:g} s: giving up"
                 )
             self._progress.restarting(spec.name, describe_end(code), pause)
             await asyncio.sleep(pause)
 
-    async def _is_excused(self, spec: ChildSpec, budget: RestartBudget) -> bool:
-        """Whether earlier ends, or this one, turn out not to count; who knows may take a moment to find out."""
-        if spec.count_excused is None:
-            return False
-        for _ in range(round(EXCUSE_PATIENCE_S / PROBE_INTERVAL_S)):
-            if budget.excuse(await spec.count_excused()):
-                return True
-            await asyncio.sleep(PROBE_INTERVAL_S)
-        return False
+    async def _next_pause(self, ended: ChildProcess, budget: RestartBudget) -> float | None:
+        """Seconds before the next start, or None to give up.
+
+        Ends that a request brought about do not count, but that is known only when the next worker comes: one that
+        was ready is given the restarts that such a verdict takes.
+        """
+        pause = budget.next_pause(time.monotonic())
+        count_excused = ended.spec.count_excused
+        if pause is not None or count_excused is None:
+            return pause
+        total = await count_excused()
+        if total is not None:
+            budget.excuse(total)
+        return budget.next_pause(time.monotonic(), VERDICT_DEATHS if ended.was_ready else 0)
 
     def _watch(self, spec: ChildSpec, watching: Coroutine[None, None, None]) -> "asyncio.Task[None]":
         watcher = asyncio.create_task(watching, name=f"watch {spec.name}")

@@ -15,9 +15,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from chairlift.runtime.addresses import AddressError
+from chairlift.runtime.addresses import Address, AddressError
+from chairlift.runtime.probes import ProbeServer, ProcessState
 from chairlift.runtime.settings import Settings
-from deploy.launcher.single import MODULES, plan_single
+from deploy.launcher.probe import ask_excused_losses
+from deploy.launcher.single import MODULES, plan_single, scheduler_probe
+from scheduler_svc.metrics import SchedulerMetrics
 
 
 @pytest.mark.parametrize(("name", "module"), MODULES.items())
@@ -38,6 +41,57 @@ def test_a_process_that_cannot_be_watched_is_refused() -> None:
     own = msgspec.structs.replace(settings.worker, metrics_listen="")
     with pytest.raises(AddressError, match=r"worker\.metrics_listen is empty"):
         plan_single("worker", msgspec.structs.replace(settings, worker=own))
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "listen", "probe"),
+    [
+        (None, "0.0.0.0:9470", "127.0.0.1:9470"),
+        ("tcp://scheduler:5571", "127.0.0.1:9470", "scheduler:9470"),
+        ("tcp://[fd00::1]:5571", "0.0.0.0:9471", "[fd00::1]:9471"),
+        ("tcp://127.0.0.1:5571", "", "None"),
+    ],
+)
+def test_a_worker_finds_the_scheduler_that_knows_whose_fault_its_end_was(
+    endpoint: str | None, listen: str, probe: str
+) -> None:
+    settings = msgspec.structs.replace(
+        Settings(),
+        ipc=msgspec.structs.replace(Settings().ipc, worker_endpoint=endpoint),
+        scheduler=msgspec.structs.replace(Settings().scheduler, metrics_listen=listen),
+    )
+    assert str(scheduler_probe(settings)) == probe
+    assert (plan_single("worker", settings).count_excused is None) == (probe == "None")
+    assert plan_single("gateway", settings).count_excused is None
+
+
+async def test_a_scheduler_says_how_many_ends_were_a_requests_fault() -> None:
+    metrics = SchedulerMetrics()
+    server = ProbeServer("127.0.0.1:0", ProcessState(), metrics.exposition)
+    try:
+        assert await ask_excused_losses(Address("127.0.0.1", server.port), timeout_s=10.0) == 0
+    finally:
+        server.close()
+        metrics.close()
+
+
+@pytest.mark.parametrize(
+    ("metrics", "count"),
+    [
+        ("# TYPE x counter\nchairlift_scheduler_worker_losses_excused_total 3.0\n", 3),
+        ("chairlift_scheduler_worker_losses_excused_total 3.0", None),
+        ("chairlift_scheduler_worker_losses_total 3.0\n", None),
+    ],
+)
+async def test_no_answer_is_not_the_answer_that_there_were_none(metrics: str, count: int | None) -> None:
+    """Taken for 0, it would let the deaths that were excused before count as new ones."""
+    server = ProbeServer("127.0.0.1:0", ProcessState(), lambda: metrics)
+    address = Address("127.0.0.1", server.port)
+    try:
+        assert await ask_excused_losses(address) == count
+    finally:
+        server.close()
+    assert await ask_excused_losses(address, timeout_s=5.0) is None
 
 
 def _free_port() -> int:

@@ -93,20 +93,48 @@ async def test_crash_loop_gives_up_loudly(stand_ins: Any) -> None:
 
 
 async def test_ends_that_a_request_brought_about_do_not_count(stand_ins: Any, wait_until: Callable[..., None]) -> None:
-    """Two are allowed; the third would be too many, but somebody knows that it was a request's fault."""
-    excused = 0
+    """Two are allowed, and a scheduler knows only when the fourth worker comes that it was a request's fault."""
+    num_told = 0
 
-    async def count_excused() -> int:
-        return excused
+    async def count_excused() -> int | None:
+        return num_told if len(stand_ins.pids()) > 3 else None
 
     spec = msgspec.structs.replace(stand_ins.spec("worker"), count_excused=count_excused)
     async with supervised(stand_ins, spec) as supervisor:
         await supervisor.start()
-        for number in range(1, 4):
-            excused = 3 if number == 3 else 0
-            os.kill(stand_ins.pids()[-1], signal.SIGKILL)
-            await asyncio.to_thread(wait_until, lambda: len(stand_ins.pids()) == number + 1, "a restart")  # noqa: B023
+        for number in range(1, 7):
+            num_told = number // 3 * 3
+            await _kill_ready(stand_ins, wait_until, number)
     assert "giving up" not in stand_ins.output.getvalue()
+
+
+async def test_a_worker_that_dies_by_itself_is_given_up_although_a_verdict_was_awaited(
+    stand_ins: Any, wait_until: Callable[..., None]
+) -> None:
+    """Answers that do not come in time are no news: they must not let an old verdict count again."""
+    answers = iter([3, None, 3, None, 3])
+
+    async def count_excused() -> int | None:
+        return next(answers)
+
+    settings = msgspec.structs.replace(SETTINGS, max_restarts=1)
+    spec = msgspec.structs.replace(stand_ins.spec("worker"), count_excused=count_excused)
+    async with supervised(stand_ins, spec, settings=settings) as supervisor:
+        await supervisor.start()
+        # One in the budget, which the first answer frees; then one, and three for a verdict that does not come.
+        for number in range(1, 6):
+            await _kill_ready(stand_ins, wait_until, number)
+        os.kill(stand_ins.pids()[-1], signal.SIGKILL)
+        async with asyncio.timeout(30):
+            error = await supervisor.wait_failed()
+    assert "after 4 restarts within 120 s: giving up" in str(error)
+
+
+async def _kill_ready(stand_ins: Any, wait_until: Callable[..., None], number: int) -> None:
+    """Kills life number `number` of the only child, and waits until the next is ready."""
+    os.kill(stand_ins.pids()[-1], signal.SIGKILL)
+    is_next_ready = lambda: stand_ins.output.getvalue().count("worker: ready") > number  # noqa: E731
+    await asyncio.to_thread(wait_until, is_next_ready, "a restart")
 
 
 @pytest.mark.parametrize("code", [2, 3])
