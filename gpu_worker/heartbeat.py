@@ -7,6 +7,8 @@ ends the process: its riders go on with the next one.
 import os
 import threading
 import time
+from collections import deque
+from typing import NamedTuple
 
 import structlog
 import zmq
@@ -17,20 +19,39 @@ from chairlift.runtime.settings import IpcSettings
 from chairlift.runtime.sockets import connect_dealer
 
 
+class StepInWork(NamedTuple):
+    """The oldest step that has no result yet."""
+
+    since_ns: int
+    """Monotonic time at which it began, or the one before it ended."""
+    patience_ns: int
+    """How long it may take before it counts as stuck."""
+
+    def busy_ns(self) -> int:
+        """How long it has been running."""
+        return max(0, time.monotonic_ns() - self.since_ns)
+
+
 class Progress:
     """Written by the main thread, read by the heartbeat's. Single values, so that no lock is needed."""
 
     def __init__(self) -> None:
         self.last_step = 0
-        self.step_started_ns: int | None = None
-        """Monotonic time at which the step in work began; None when idle."""
-        self.patience_ns: int | None = None
-        """How long the step in work may take before it counts as stuck; None before the first."""
+        self.in_work: StepInWork | None = None
+        """None when idle."""
+        self._patience_ns: deque[int] = deque()
+        """Of each plan in flight."""
 
-    def busy_ns(self) -> int:
-        """How long the step in work has been running; 0 when idle."""
-        started = self.step_started_ns
-        return 0 if started is None else max(0, time.monotonic_ns() - started)
+    def began(self, patience_ns: int) -> None:
+        """A plan is about to be carried out, behind those in flight."""
+        self._patience_ns.append(patience_ns)
+        if self.in_work is None:
+            self.in_work = StepInWork(time.monotonic_ns(), patience_ns)
+
+    def ended(self, busy_since_ns: int | None) -> None:
+        """The oldest plan in flight has its result. The next one is in work since `busy_since_ns`; None: none is."""
+        self._patience_ns.popleft()
+        self.in_work = None if busy_since_ns is None else StepInWork(busy_since_ns, self._patience_ns[0])
 
 
 STUCK_FACTOR = 10
@@ -82,16 +103,18 @@ class Heartbeat:
             self._socket.close()
 
     def _end_if_stuck(self) -> None:
-        patience, busy_ns = self._progress.patience_ns, self._progress.busy_ns()
-        if patience is not None and busy_ns > patience:
-            seconds, limit = round(busy_ns / 1e9, 1), round(patience / 1e9, 1)
+        step = self._progress.in_work
+        if step is not None and (busy_ns := step.busy_ns()) > step.patience_ns:
+            seconds, limit = round(busy_ns / 1e9, 1), round(step.patience_ns / 1e9, 1)
             structlog.get_logger().error(
                 "step_stuck", after_step=self._progress.last_step, seconds=seconds, limit=limit
             )
             os._exit(ExitCode.FAILED)
 
     def _beat(self) -> None:
-        beat = device.WorkerBeat(self._epoch, 0, self._progress.last_step, self._progress.busy_ns())
+        step = self._progress.in_work
+        busy_ns = 0 if step is None else step.busy_ns()
+        beat = device.WorkerBeat(self._epoch, 0, self._progress.last_step, busy_ns)
         try:
             self._socket.send(self._codec.encode(beat), zmq.NOBLOCK)
         except zmq.Again:

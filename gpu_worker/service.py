@@ -123,7 +123,7 @@ class WorkerService:
                 if link.standing is Standing.REFUSED:
                     return ExitCode.USAGE
                 poller.poll(timeout_ms)
-            self._send_all(execution.drain(), link)
+            self._send_all(execution, execution.drain(), link)
             link.send(WorkerBye(self._epoch))
         self._log.info("worker_stopped", steps=engine.runner.counters.steps)
         return ExitCode.OK
@@ -161,22 +161,19 @@ class WorkerService:
         """Begins every plan that has arrived and that there is room for, in order, and sends what is finished."""
         link.receive()
         while not stop.requested and execution.has_room and (plan := link.next_plan()) is not None:
-            if self._progress.step_started_ns is None:
-                self._progress.step_started_ns = time.monotonic_ns()
             min_s = self._settings.worker.stuck_step_min_s
-            self._progress.patience_ns = patience_ns(plan.expected_ns, self._largest_step_ns, min_s)
+            self._progress.began(patience_ns(plan.expected_ns, self._largest_step_ns, min_s))
             execution.submit(plan)
-            self._send_all(execution.finished(), link)
-            self._progress.step_started_ns = execution.busy_since_ns
+            self._send_all(execution, execution.finished(), link)
             link.receive()
-        self._send_all(execution.finished(), link)
-        self._progress.step_started_ns = execution.busy_since_ns
+        self._send_all(execution, execution.finished(), link)
         # A device that hangs lets this loop turn: only results, and having nothing to do, are signs of life.
         if execution.busy_since_ns is None:
             self.state.turned()
 
-    def _send_all(self, finished: Iterator[Finished], link: SchedulerLink) -> None:
+    def _send_all(self, execution: Execution, finished: Iterator[Finished], link: SchedulerLink) -> None:
         for plan, result in finished:
+            self._progress.ended(execution.busy_since_ns)
             if isinstance(result, StepDone):
                 self._progress.last_step = plan.step
             self._metrics.note(plan, result)

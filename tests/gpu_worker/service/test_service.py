@@ -14,7 +14,7 @@ from chairlift.ipc import device
 from chairlift.ipc.common import HelloRefused, HelloWanted, Reason, SamplingParams
 from chairlift.ipc.tokens import pack_u32, unpack_u32
 from chairlift.runtime.process import ExitCode
-from gpu_worker.heartbeat import Progress, patience_ns
+from gpu_worker.heartbeat import Progress, StepInWork, patience_ns
 
 PROMPT = [5, 9, 14, 3]
 
@@ -127,11 +127,19 @@ def test_refusal_ends_the_process_loudly(
     assert "rank 0 differs in block_size" in capsys.readouterr().out
 
 
-def test_progress_tells_how_long_a_step_runs() -> None:
+def test_each_step_in_flight_has_its_own_patience() -> None:
+    """A small step behind a large one must not take the large one's time from it, nor give the small one more."""
     progress = Progress()
-    assert progress.busy_ns() == 0
-    progress.step_started_ns = time.monotonic_ns() - 5_000_000
-    assert progress.busy_ns() >= 5_000_000
+    progress.began(100)
+    progress.began(10)
+    assert progress.in_work is not None
+    assert progress.in_work.patience_ns == 100
+    since_ns = time.monotonic_ns() - 5_000_000
+    progress.ended(since_ns)
+    assert progress.in_work == StepInWork(since_ns, 10)
+    assert progress.in_work.busy_ns() >= 5_000_000
+    progress.ended(None)
+    assert progress.in_work is None
 
 
 @pytest.fixture
@@ -155,8 +163,7 @@ def test_a_stuck_step_ends_the_process(tmp_path: Path) -> None:
         "progress = Progress()\n"
         f"endpoint, settings = 'ipc://{tmp_path}/w.sock', IpcSettings(heartbeat_interval_s=0.05)\n"
         "heartbeat = Heartbeat(zmq.Context(), endpoint, settings, b'w', 7, progress)\n"
-        "progress.patience_ns = patience_ns(0, 1_000_000, min_s=0.3)\n"
-        "progress.step_started_ns = time.monotonic_ns()\n"
+        "progress.began(patience_ns(0, 1_000_000, min_s=0.3))\n"
         "time.sleep(600)\n"
     )
     ended = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False)
