@@ -14,6 +14,7 @@ import structlog
 import zmq
 
 from chairlift.ipc import device
+from chairlift.runtime.probes import ProcessState
 from chairlift.runtime.process import ExitCode
 from chairlift.runtime.settings import IpcSettings
 from chairlift.runtime.sockets import connect_dealer
@@ -76,11 +77,14 @@ class Heartbeat:
         identity: bytes,
         worker_epoch: int,
         progress: Progress,
+        state: ProcessState,
     ) -> None:
+        """`state` is told that the process lives while a step is in work and not stuck."""
         self.is_greeted = threading.Event()
         self._interval_s = settings.heartbeat_interval_s
         self._epoch = worker_epoch
         self._progress = progress
+        self._state = state
         self._codec = device.to_scheduler_codec(settings.max_message_bytes)
         self._stop = threading.Event()
         # Made here and handed over once: the thread alone uses it from its start on.
@@ -104,7 +108,11 @@ class Heartbeat:
 
     def _end_if_stuck(self) -> None:
         step = self._progress.in_work
-        if step is not None and (busy_ns := step.busy_ns()) > step.patience_ns:
+        if step is None:
+            return
+        if (busy_ns := step.busy_ns()) <= step.patience_ns:
+            self._state.turned()
+        else:
             seconds, limit = round(busy_ns / 1e9, 1), round(step.patience_ns / 1e9, 1)
             structlog.get_logger().error(
                 "step_stuck", after_step=self._progress.last_step, seconds=seconds, limit=limit

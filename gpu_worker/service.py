@@ -62,7 +62,7 @@ class WorkerService:
         self._epoch = new_epoch()
         self._progress = Progress()
         self._largest_step_ns = 0
-        self.state = ProcessState(settings.worker.stuck_step_timeout_s)
+        self.state = ProcessState(settings.worker.stuck_stage_timeout_s)
         listen = settings.worker.metrics_listen
         self._metrics = WorkerMetrics(tracing)
         self._probes = ProbeServer(listen, self.state, self._metrics.exposition) if listen else None
@@ -148,7 +148,7 @@ class WorkerService:
             socket = connect_dealer(context, self._endpoint, ipc, identity)
             connection = _Connection(socket, DisconnectWatch(socket))
             link = SchedulerLink(socket, engine.geometry, self._epoch, ipc)
-            heartbeat = Heartbeat(context, self._endpoint, ipc, identity, self._epoch, self._progress)
+            heartbeat = Heartbeat(context, self._endpoint, ipc, identity, self._epoch, self._progress, self.state)
             try:
                 yield connection, link, heartbeat
             finally:
@@ -167,7 +167,7 @@ class WorkerService:
             self._send_all(execution, execution.finished(), link)
             link.receive()
         self._send_all(execution, execution.finished(), link)
-        # A device that hangs lets this loop turn: only results, and having nothing to do, are signs of life.
+        # A device that hangs lets this loop turn: while a step is in work, the heartbeat says how long that is life.
         if execution.busy_since_ns is None:
             self.state.turned()
 

@@ -348,13 +348,14 @@ class WorkerSettings(_Section, frozen=True):
         ),
     ] = None
     gpu_memory_utilization: Annotated[Share, Meta(description="CUDA: share of the device for weights and cache.")] = 0.9
-    stuck_step_timeout_s: Annotated[
-        Seconds, Meta(description="A step, or a stage of loading, that takes longer hangs: /livez then says so.")
-    ] = 120.0
     stuck_step_min_s: Annotated[
         Seconds,
         Meta(description="A step that takes longer than this, and than 10 times what it should, ends the process."),
     ] = 10.0
+    stuck_stage_timeout_s: Annotated[
+        Seconds,
+        Meta(description="Silence of the loop outside a step, or in a stage of loading, after which /livez fails."),
+    ] = 120.0
     deterministic: Annotated[
         bool | None, Meta(description="Tokens do not depend on the batch; default: on CPU yes, on CUDA no.")
     ] = None

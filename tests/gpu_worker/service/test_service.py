@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zmq
 
 from chairlift.ipc import device
 from chairlift.ipc.common import HelloRefused, HelloWanted, Reason, SamplingParams
 from chairlift.ipc.tokens import pack_u32, unpack_u32
+from chairlift.runtime.probes import ProcessState
 from chairlift.runtime.process import ExitCode
-from gpu_worker.heartbeat import Progress, StepInWork, patience_ns
+from chairlift.runtime.settings import IpcSettings
+from gpu_worker.heartbeat import Heartbeat, Progress, StepInWork, patience_ns
 
 PROMPT = [5, 9, 14, 3]
 
@@ -142,6 +145,25 @@ def test_each_step_in_flight_has_its_own_patience() -> None:
     assert progress.in_work is None
 
 
+def test_a_step_that_takes_long_but_may_is_no_hang(tmp_path: Path, until: Any) -> None:
+    """Its process is live for as long as the heartbeat has patience, and not a moment longer without one."""
+    settings, progress = IpcSettings(heartbeat_interval_s=0.01), Progress()
+    ages_s: list[float] = []
+    state = ProcessState(stale_after_s=1.0, clock=lambda: sum(ages_s))
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    heartbeat = Heartbeat(context, f"ipc://{tmp_path}/w.sock", settings, b"w", 7, progress, state)
+    try:
+        ages_s.append(5.0)
+        assert not state.live()[0]
+        progress.began(patience_ns(0, 0, min_s=600.0))
+        until(lambda: state.live()[0], "the heartbeat's word")
+    finally:
+        heartbeat.close()
+        context.destroy(linger=0)
+    ages_s.append(5.0)
+    assert not state.live()[0]
+
+
 @pytest.fixture
 def greedy(twins: Any) -> Any:
     def generate(prompt: list[int], count: int) -> list[int]:
@@ -159,10 +181,11 @@ def test_a_stuck_step_ends_the_process(tmp_path: Path) -> None:
     script.write_text(
         "import time, zmq\n"
         "from chairlift.runtime.settings import IpcSettings\n"
+        "from chairlift.runtime.probes import ProcessState\n"
         "from gpu_worker.heartbeat import Heartbeat, Progress, patience_ns\n"
         "progress = Progress()\n"
         f"endpoint, settings = 'ipc://{tmp_path}/w.sock', IpcSettings(heartbeat_interval_s=0.05)\n"
-        "heartbeat = Heartbeat(zmq.Context(), endpoint, settings, b'w', 7, progress)\n"
+        "heartbeat = Heartbeat(zmq.Context(), endpoint, settings, b'w', 7, progress, ProcessState())\n"
         "progress.began(patience_ns(0, 1_000_000, min_s=0.3))\n"
         "time.sleep(600)\n"
     )
