@@ -10,6 +10,7 @@ import torch
 from gguf import GGMLQuantizationType
 from gguf.quants import quantize
 
+from gpu_worker.host_memory import advise_huge_pages
 from gpu_worker.kernels.cpu.backend import CpuKernels
 from gpu_worker.kernels.cpu.greedy import greedy_rows
 from gpu_worker.kernels.cpu.linear import LinearKernels, PackedLinear, WeightKind
@@ -92,7 +93,9 @@ def _attention_case(
 ) -> Case:
     pages_each = -(-length // BLOCK_SIZE)
     shape = (LAYERS, 2, rows * pages_each, HEADS.num_kv_heads, BLOCK_SIZE, HEADS.head_dim)
-    pages = torch.randn(shape, dtype=torch.float32).to(torch.bfloat16)
+    pages = torch.empty(shape, dtype=torch.bfloat16)
+    advise_huge_pages(pages.data_ptr(), pages.nbytes)  # as the worker does for its cache
+    pages.copy_(torch.randn(shape[1:]))
     tables = torch.randperm(rows * pages_each).int().view(rows, pages_each)
     step = kernels.attention.prepare(AttentionLayout(tables, lens, chunks))
     num_tokens = rows if not chunks else length

@@ -6,7 +6,6 @@ import torch
 
 from gpu_worker.backends.native_decoder import NativeDecoder
 from gpu_worker.backends.packed_assembler import PackedAssembler
-from gpu_worker.backends.weight_memory import PrivateWeightMemory
 from gpu_worker.batch.limits import BatchLimits
 from gpu_worker.kernels.cpu.attention import BLOCK_SIZE_MULTIPLE
 from gpu_worker.kernels.cpu.decoder import MAX_HEAD_DIM, StepLimits
@@ -61,7 +60,6 @@ class NativeBackend:
     def load(self, files: ModelFiles, progress: Progress = no_progress) -> NativeModel:
         """As `Backend.load`."""
         kernels = LinearKernels(self._library, self._team)
-        kernels.memory = PrivateWeightMemory()
         weights = PackedAssembler(files, self._dtype, self.quantization, kernels, progress).build()
         memory = kernels.memory.used_bytes
         return NativeModel(files.config, files.num_parameters, memory, weights, kernels, self._dtype)

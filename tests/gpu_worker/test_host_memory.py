@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from gpu_worker.backends.weight_memory import PrivateWeightMemory
+from gpu_worker.kernels.cpu.memory import WeightMemory
 from gpu_worker.kv_cache import KvCache, KvGeometry
 
 _SWITCH = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -27,7 +27,7 @@ def huge_kib() -> int:
 
 
 def fill_weights() -> Any:
-    memory = PrivateWeightMemory()
+    memory = WeightMemory()
     ctypes.memset(memory.take(_BYTES), 1, _BYTES)
     return memory
 

@@ -1,6 +1,8 @@
 """Memory for packed weights: few large mappings, in huge pages where the system has them.
 
-Measured on a 2-core Xeon with weights streamed once a step: 14.7 GB/s from huge pages, 12.6 from small ones.
+The mappings are private: Python makes shared ones unless told, and Linux as installed has no huge pages for those.
+Measured on a 2-core Xeon, one thread, bfloat16: a decode step of 1 row takes 25 ms instead of 44, one of 32 rows 49
+instead of 77.
 """
 
 import ctypes
@@ -29,9 +31,11 @@ class WeightMemory:
         return address
 
     def _map(self, num_bytes: int) -> None:
-        chunk = mmap.mmap(-1, num_bytes)
         if hasattr(mmap, "MADV_HUGEPAGE"):
+            chunk = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             chunk.madvise(mmap.MADV_HUGEPAGE)
+        else:
+            chunk = mmap.mmap(-1, num_bytes)
         self._chunks.append(chunk)
         self._next = ctypes.addressof(ctypes.c_char.from_buffer(chunk))
         self._end = self._next + num_bytes
