@@ -16,6 +16,7 @@ from gpu_worker.model.torch_attention import TorchAttention
 
 TOLERANCE = {torch.bfloat16: 1.2e-2, torch.float32: 2e-5}
 SHAPES = [  # (heads, KV heads), head size, block size
+    ((6, 2), 32, 16),
     ((3, 3), 64, 16),
     ((9, 3), 64, 16),
     ((8, 2), 80, 32),

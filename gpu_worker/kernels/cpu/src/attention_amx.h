@@ -79,28 +79,33 @@ CL_INLINE void score_tiles(const int32_t* queries, int rows, const char* const* 
 }
 #undef CL_SCORE
 
-// sums[r][0..16 * num_tiles) of 16 rows: weights [16][keys] bf16 against values [keys / 2][dims] dwords; `blocks` of 32
-// keys. `value_stride` and `sum_stride` in dwords.
-CL_INLINE void weigh_tiles(const char* weights, int64_t weight_bytes, const int32_t* values, int64_t value_stride,
-                           int blocks, int num_tiles, float* sums, int64_t sum_stride) {
-  finish_stores();
+// ---- weights [16][keys] bf16 against values [keys / 2][dims] dwords, in three steps ----
+
+CL_INLINE void begin_weighing() {
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);
   _tile_zero(3);
-  for (int b = 0; b < blocks; ++b) {
-    const int32_t* v = values + int64_t(b) * 16 * value_stride;
-    _tile_loadd(4, weights + b * 64, weight_bytes);
-    _tile_loadd(5, v, value_stride * 4);
-    _tile_dpbf16ps(0, 4, 5);
-    _tile_loadd(5, v + 16, value_stride * 4);
-    _tile_dpbf16ps(1, 4, 5);
-    if (num_tiles == 2) continue;
-    _tile_loadd(5, v + 32, value_stride * 4);
-    _tile_dpbf16ps(2, 4, 5);
-    _tile_loadd(5, v + 48, value_stride * 4);
-    _tile_dpbf16ps(3, 4, 5);
-  }
+}
+
+// Tiles 0 .. num_tiles - 1, 2 or 4 of 16 dims each, += one block of 32 keys. `value_stride` in dwords.
+CL_INLINE void weigh_block(const char* weights, int64_t weight_bytes, const int32_t* values, int64_t value_stride,
+                           int num_tiles) {
+  finish_stores();
+  _tile_loadd(4, weights, weight_bytes);
+  _tile_loadd(5, values, value_stride * 4);
+  _tile_dpbf16ps(0, 4, 5);
+  _tile_loadd(5, values + 16, value_stride * 4);
+  _tile_dpbf16ps(1, 4, 5);
+  if (num_tiles == 2) return;
+  _tile_loadd(5, values + 32, value_stride * 4);
+  _tile_dpbf16ps(2, 4, 5);
+  _tile_loadd(5, values + 48, value_stride * 4);
+  _tile_dpbf16ps(3, 4, 5);
+}
+
+// sums[r][0..16 * num_tiles) of 16 rows. `sum_stride` in dwords.
+CL_INLINE void end_weighing(int num_tiles, float* sums, int64_t sum_stride) {
   _tile_stored(0, sums, sum_stride * 4);
   _tile_stored(1, sums + 16, sum_stride * 4);
   if (num_tiles == 2) return;
