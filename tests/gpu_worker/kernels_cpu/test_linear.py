@@ -67,13 +67,15 @@ def test_gguf_blocks_are_taken_bit_for_bit(kernels: LinearKernels, kind: WeightK
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "f32"])
+@pytest.mark.parametrize("num_inputs", [192, 544])
 @pytest.mark.parametrize("kind", GGUF_KINDS, ids=lambda k: k.name)
-def test_gguf_blocks_multiply(kernels: LinearKernels, kind: WeightKind, dtype: torch.dtype) -> None:
-    blocks, exact = blocks_of(kind, numbers(50, 192))
+def test_gguf_blocks_multiply(kernels: LinearKernels, kind: WeightKind, num_inputs: int, dtype: torch.dtype) -> None:
+    """Alone a row goes through vectors, among eight and more through tiles where the processor has them."""
+    blocks, exact = blocks_of(kind, numbers(50, num_inputs))
     bias = numbers(50, dtype=dtype, seed=1)
     linear = kernels.pack_blocks(blocks, kind, bias)
     for batch in BATCHES:
-        x = numbers(batch, 192, dtype=dtype, seed=batch)
+        x = numbers(batch, num_inputs, dtype=dtype, seed=batch)
         y = linear(x)
         assert relative_error(y, x.double() @ exact.double().T + bias.double()) < 1.2e-2
         assert_rows_stand_alone(linear, x, y)
@@ -99,15 +101,17 @@ def test_rows_of_an_embedding_come_back_exactly(kernels: LinearKernels, kind: We
     assert torch.equal(kernels.pack(weight).gather(ids, weight.dtype), weight[ids])
 
 
-def test_an_input_that_is_zero_or_not_finite_stays_itself(kernels: LinearKernels) -> None:
-    linear = kernels.pack(numbers(32, 64, dtype=torch.bfloat16), kind=WeightKind.INT8)
-    x = numbers(3, 64, dtype=torch.bfloat16)
-    x[0] = 0
-    x[1, 5] = float("nan")
-    y = linear(x)
-    assert torch.equal(y[0], torch.zeros(32, dtype=torch.bfloat16))
-    assert y[1].isnan().all()
-    assert y[2].isfinite().all()
+@pytest.mark.parametrize("poison", [float("nan"), float("inf"), -float("inf")], ids=str)
+def test_an_input_that_is_zero_or_not_finite_stays_itself(kernels: LinearKernels, poison: float) -> None:
+    linear = kernels.pack(numbers(32, 70, dtype=torch.bfloat16), kind=WeightKind.INT8)
+    for place in (0, 5, 31, 63, 69):
+        x = numbers(3, 70, dtype=torch.bfloat16)
+        x[0] = 0
+        x[1, place] = poison
+        y = linear(x)
+        assert torch.equal(y[0], torch.zeros(32, dtype=torch.bfloat16))
+        assert y[1].isnan().all()
+        assert y[2].isfinite().all()
 
 
 def test_arguments_that_do_not_fit_are_refused_by_name(kernels: LinearKernels) -> None:

@@ -8,6 +8,11 @@ namespace cl {
 
 constexpr int kByteGroupUnits = kByteGroupInputs / 4;
 
+// Weights as unsigned codes around 128, however the panel has them.
+CL_INLINE VI load_unsigned(const char* p) {
+  return kByteZero == 128 ? load_i(p) : xor_i(load_i(p), set1_i(int32_t(0x80808080u)));
+}
+
 // sums[r][0..16) for R rows and one panel. scales and group_sums: `groups` a row.
 template <int R>
 CL_INLINE void multiply_bytes(const char* x, int64_t row_bytes, const float* scales, const int32_t* group_sums,
@@ -17,12 +22,13 @@ CL_INLINE void multiply_bytes(const char* x, int64_t row_bytes, const float* sca
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < V; ++v) total[r][v] = zero();
   for (int g = 0; g < groups; ++g) {
+    ask_ahead(panel + int64_t(g) * kByteGroupInputs * kPanel, kByteGroupInputs * kPanel);
     VI sum[R][V];
     for (int r = 0; r < R; ++r)
-      for (int v = 0; v < V; ++v) sum[r][v] = set1_i(-kByteZero * group_sums[r * groups + g]);
+      for (int v = 0; v < V; ++v) sum[r][v] = set1_i(-128 * group_sums[r * groups + g]);
     for (int u = g * kByteGroupUnits; u < (g + 1) * kByteGroupUnits; ++u) {
       VI w[V];
-      for (int v = 0; v < V; ++v) w[v] = load_i(panel + int64_t(u) * 64 + v * 4 * W);
+      for (int v = 0; v < V; ++v) w[v] = load_unsigned(panel + int64_t(u) * 64 + v * 4 * W);
       for (int r = 0; r < R; ++r) {
         const VI a = broadcast_i(x + r * row_bytes + 4 * u);
         for (int v = 0; v < V; ++v) sum[r][v] = mac_u8s8(sum[r][v], w[v], a);

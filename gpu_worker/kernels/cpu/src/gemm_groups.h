@@ -32,6 +32,10 @@ CL_INLINE VF load_half(const char* p) {
 #endif
 }
 
+// Of a group of a panel; scales follow.
+template <int Kind>
+constexpr int code_bytes() { return Kind == kWeightGroup8 ? 512 : 256; }
+
 // What a code's zero is: subtracted as zero * (sum of the group's inputs) before the scale.
 template <int Kind>
 constexpr int code_zero() { return Kind == kWeightGroup8 ? 128 : Kind == kWeightGroup4 ? 8 : 0; }
@@ -41,16 +45,16 @@ template <int Kind, int R>
 CL_INLINE void multiply_groups(const char* x, int64_t row_bytes, const float* scales, const int32_t* sums,
                                const char* panel, int num_groups, float* tile, int tile_stride) {
   constexpr int V = kGroupVectors;
-  constexpr int kCodes = Kind == kWeightGroup8 ? 512 : 256;
   VF total[R][V];
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < V; ++v) total[r][v] = zero();
   for (int g = 0; g < num_groups; ++g) {
     const char* group = panel + int64_t(g) * group_bytes(Kind);
+    ask_ahead(group, group_bytes(Kind));
     for (int v = 0; v < V; ++v) {
       VI codes[kGroupUnits];
       load_codes<Kind>(group, v, codes);
-      const VF scale = load_half(group + kCodes + v * 2 * W);
+      const VF scale = load_half(group + code_bytes<Kind>() + v * 2 * W);
       for (int r = 0; r < R; ++r) {
         const int64_t at = int64_t(r) * num_groups + g;
         const char* inputs = x + r * row_bytes + g * kGroupInputs;
@@ -58,7 +62,7 @@ CL_INLINE void multiply_groups(const char* x, int64_t row_bytes, const float* sc
         for (int u = 0; u < kGroupUnits; ++u) sum = mac_u8s8(sum, codes[u], broadcast_i(inputs + 4 * u));
         total[r][v] = fma(from_int(sum), mul(scale, set1(scales[at])), total[r][v]);
         if (Kind == kWeightGroup41) {
-          const VF minimum = load_half(group + kCodes + 32 + v * 2 * W);
+          const VF minimum = load_half(group + code_bytes<Kind>() + 32 + v * 2 * W);
           total[r][v] = fma(minimum, set1(scales[at] * float(sums[at])), total[r][v]);
         }
       }

@@ -1,15 +1,24 @@
 #include "linear.h"
 
+#include <type_traits>
+
 #include "gemm_amx.h"
+#include "gemm_amx_bytes.h"
 #include "gemm_bytes.h"
 #include "gemm_groups.h"
 #include "gemm_rows.h"
 #include "rows.h"
 
+#if defined(__AMX_BF16__) && defined(__AMX_INT8__)
+#define CL_HAS_TILES 1
+#else
+#define CL_HAS_TILES 0
+#endif
+
 namespace cl {
 namespace {
 
-#if defined(__AMX_BF16__) && defined(__AMX_INT8__)
+#if CL_HAS_TILES
 constexpr int kTileRows = kAmxRows;  // of a block
 constexpr int kChunkRows = 256;  // of an item: their inputs stay in the second-level cache while panels pass
 constexpr int kSumRows = kChunkRows;
@@ -28,11 +37,16 @@ class PanelPair {
   }
 
   void run(int64_t begin, int64_t end) {
-#if defined(__AMX_BF16__) && defined(__AMX_INT8__)
+#if CL_HAS_TILES
     if (linear_.kind == kWeightBf16) {
       multiply_chunk(begin, end);
       finish(begin, int(end - begin));
       _tile_release();
+      return;
+    }
+    if (is_quantised(linear_.kind)) {
+      multiply_quantised_chunk(begin, end);
+      finish(begin, int(end - begin));
       return;
     }
 #endif
@@ -41,9 +55,6 @@ class PanelPair {
       finish(row, rows);
       row += rows;
     }
-#if defined(__AMX_BF16__) && defined(__AMX_INT8__)
-    _tile_release();
-#endif
   }
 
  private:
@@ -53,15 +64,21 @@ class PanelPair {
   int multiply(int64_t row, int left) {
     switch (linear_.kind) {
       case kWeightBf16: return multiply_vectors<Bf16Product>(row, left);
-      case kWeightInt8: return multiply_bytes(row, left);
       case kWeightFloat: return multiply_vectors<FloatProduct>(row, left);
-      case kWeightGroup8: return multiply_groups_as<kWeightGroup8>(row, left);
-      case kWeightGroup4: return multiply_groups_as<kWeightGroup4>(row, left);
-      default: return multiply_groups_as<kWeightGroup41>(row, left);
+      default: return multiply_quantised(row, left, sums_);
     }
   }
 
-#if defined(__AMX_BF16__) && defined(__AMX_INT8__)
+  int multiply_quantised(int64_t row, int left, float* sums) {
+    switch (linear_.kind) {
+      case kWeightInt8: return multiply_bytes(row, left, sums);
+      case kWeightGroup8: return multiply_groups_as<kWeightGroup8>(row, left, sums);
+      case kWeightGroup4: return multiply_groups_as<kWeightGroup4>(row, left, sums);
+      default: return multiply_groups_as<kWeightGroup41>(row, left, sums);
+    }
+  }
+
+#if CL_HAS_TILES
   // All rows against a part of the inputs, then the next part: what they share stays in the first-level cache.
   void multiply_chunk(int64_t begin, int64_t end) {
     const int steps = num_units(linear_) / 16;
@@ -74,29 +91,78 @@ class PanelPair {
         const int rows = int(end - row < kTileRows ? end - row : kTileRows);
         if (rows != configured_) configure_tiles(configured_ = rows);
         multiply_tiles(rows, input(row) + 64 * k, in_.row_bytes, weights_ + int64_t(k) * 1024,
-                       second + int64_t(k) * 1024, count, k > 0,
+                       second + int64_t(k) * 1024, count, k > 0, row == begin,
                        reinterpret_cast<int32_t*>(sums_ + (row - begin) * kTileStride));
       }
     }
   }
+
+  // Whole blocks of rows on tiles, what is left on vectors. Unpacking GGUF's codes pays from two blocks on.
+  void multiply_quantised_chunk(int64_t begin, int64_t end) {
+    const int64_t least = is_grouped(linear_.kind) ? 16 : 8;
+    const int64_t tiled = end - begin < least ? begin : begin + (end - begin) / 8 * 8;
+    if (tiled > begin) {
+      for (int p = 0; p < panels_; ++p) tile_panel(begin, tiled, p);
+      _tile_release();
+    }
+    for (int64_t row = tiled; row < end;) {
+      row += multiply_quantised(row, int(end - row), sums_ + (row - begin) * kTileStride);
+    }
+  }
+
+  void tile_panel(int64_t begin, int64_t end, int p) {
+    const char* panel = weights_ + p * panel_bytes(linear_);
+    switch (linear_.kind) {
+      case kWeightInt8: return tile_groups<kWeightInt8>(begin, end, p, panel);
+      case kWeightGroup8: return tile_groups<kWeightGroup8>(begin, end, p, panel);
+      case kWeightGroup4: return tile_groups<kWeightGroup4>(begin, end, p, panel);
+      default: return tile_groups<kWeightGroup41>(begin, end, p, panel);
+    }
+  }
+
+  // All rows against a part of one panel's groups, then the next part. GGUF's codes are unpacked once for all rows.
+  template <int Kind>
+  void tile_groups(int64_t begin, int64_t end, int p, const char* panel) {
+    alignas(64) char codes[kGroupsAtOnce * kUnpackedBytes];
+    const int groups = input_groups(linear_);
+    for (int g = 0; g < groups; g += kGroupsAtOnce) {
+      const int count = groups - g < kGroupsAtOnce ? groups - g : kGroupsAtOnce;
+      if constexpr (Kind == kWeightInt8) {
+        const char* weights = panel + int64_t(g) * tile_bytes<Kind>();
+        tile_rows<Kind>(begin, end, p, g, count, weights, weights);
+      } else {
+        const char* weights = panel + int64_t(g) * group_bytes(Kind);
+        for (int i = 0; i < count; ++i) unpack_codes<Kind>(weights + i * group_bytes(Kind), codes + i * kUnpackedBytes);
+        tile_rows<Kind>(begin, end, p, g, count, weights, codes);
+      }
+    }
+  }
+
+  // All rows against `count` groups of one panel.
+  template <int Kind>
+  void tile_rows(int64_t begin, int64_t end, int p, int group, int count, const char* weights, const char* codes) {
+    const int groups = input_groups(linear_);
+    for (int64_t row = begin; row < end;) {
+      const auto multiply = [&](auto n) CL_LAMBDA_INLINE {
+        const int64_t at = row * groups + group;
+        multiply_tile_groups<Kind, decltype(n)::value>(
+            input(row) + group * tile_inputs<Kind>(), in_.row_bytes, in_.scales + at, in_.sums + at, groups, weights,
+            codes, count, group > 0, sums_ + (row - begin) * kTileStride + p * kPanel, kTileStride);
+      };
+      const int rows = end - row < 16 ? 8 : 16;
+      if (rows != configured_) configure_byte_tiles<Kind>(configured_ = rows);
+      rows == 16 ? multiply(std::integral_constant<int, 16>()) : multiply(std::integral_constant<int, 8>());
+      row += rows;
+    }
+  }
 #endif
 
-  int multiply_bytes(int64_t row, int left) {
-    const int groups = input_groups(linear_.kind, linear_.num_inputs);
-    const float* scales = in_.scales + row * groups;
-    const int64_t step = panel_bytes(linear_);
-#if defined(__AMX_BF16__) && defined(__AMX_INT8__)
-    const int rows = left < 16 ? left : 16;
-    if (rows != configured_) configure_byte_tiles(configured_ = rows);
-    multiply_byte_tiles(rows, input(row), in_.row_bytes, scales, weights_, weights_ + (panels_ - 1) * step, groups,
-                        sums_);
-#else
-    const int rows = left < kByteRows ? left : kByteRows;
+  int multiply_bytes(int64_t row, int left, float* sums) {
+    const int groups = input_groups(linear_), rows = left < kByteRows ? left : kByteRows;
     for (int p = 0; p < panels_; ++p) {
-      multiply_byte_rows(rows, input(row), in_.row_bytes, scales, in_.sums + row * groups, weights_ + p * step, groups,
-                         sums_ + p * kPanel, kTileStride);
+      multiply_byte_rows(rows, input(row), in_.row_bytes, in_.scales + row * groups, in_.sums + row * groups,
+                         weights_ + p * panel_bytes(linear_), groups, sums + p * kPanel, kTileStride);
     }
-#endif
     return rows;
   }
 
@@ -114,12 +180,12 @@ class PanelPair {
   }
 
   template <int Kind>
-  int multiply_groups_as(int64_t row, int left) {
+  int multiply_groups_as(int64_t row, int left, float* sums) {
     const int rows = left < kGroupRows ? left : kGroupRows;
     const int groups = num_groups(linear_.num_inputs);
     for (int p = 0; p < panels_; ++p) {
       multiply_group_rows<Kind>(rows, input(row), in_.row_bytes, in_.scales + row * groups, in_.sums + row * groups,
-                                weights_ + p * panel_bytes(linear_), groups, sums_ + p * kPanel, kTileStride);
+                                weights_ + p * panel_bytes(linear_), groups, sums + p * kPanel, kTileStride);
     }
     return rows;
   }

@@ -76,6 +76,11 @@ CL_INLINE int64_t panel_bytes(const Linear& l) {
   return int64_t(num_units(l)) * 64;
 }
 
+// Asks for weights that come 2 KiB after `bytes` of them, a line in four: the processor's own prefetch completes them.
+CL_INLINE void ask_ahead(const char* weights, int bytes) {
+  for (int i = 0; i < bytes; i += 256) _mm_prefetch(weights + 2048 + i, _MM_HINT_T1);
+}
+
 // Rows of inputs in the form that a kind of weights takes.
 struct Inputs {
   const void* rows;     // bf16, float or s8, `num_units` dwords each at least, padding zero
@@ -106,5 +111,6 @@ CL_INLINE int num_groups(int n) { return n / kGroupInputs; }
 CL_INLINE int input_groups(int kind, int n) {
   return is_grouped(kind) ? num_groups(n) : (n + kByteGroupInputs - 1) / kByteGroupInputs;
 }
+CL_INLINE int input_groups(const Linear& l) { return input_groups(l.kind, l.num_inputs); }
 
 }  // namespace cl

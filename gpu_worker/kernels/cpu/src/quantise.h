@@ -9,28 +9,36 @@
 
 namespace cl {
 
-// Codes of n numbers (a multiple of W, or the row's rest), their scale and sum.
+constexpr int32_t kInfinityBits = 0x7f800000;
+constexpr float kLeastMagnitude = 1e-35f;  // a group below counts as zeros: the inverse of its scale is no float
+
+// The first n of W bytes.
+CL_INLINE void put_bytes(int8_t* to, VI codes, int n) {
+  if (n >= W) return store_bytes(to, codes);
+  int8_t full[W];
+  store_bytes(full, codes);
+  std::memcpy(to, full, size_t(n));
+}
+
+// Codes of n numbers (a multiple of W, or the row's rest), their scale and sum. The scale is NaN where a number is not
+// finite: bytes cannot say it.
 template <class T>
 CL_INLINE void quantise_run(const T* x, int n, int8_t* codes, float* scale, int32_t* sum) {
-  VF high = zero(), poison = zero();
+  VI high = zero_i();  // magnitudes in order: their bits, as whole numbers, are; what is not finite comes last
+  for (int i = 0; i < n; i += W) high = max_i(high, as_i(abs(load_part(x + i, n - i))));
+  const int32_t bits = reduce_max_i(high);
+  float largest;
+  std::memcpy(&largest, &bits, 4);
+  const bool is_finite = bits < kInfinityBits, is_zero = largest < kLeastMagnitude;
+  *scale = !is_finite ? NAN : is_zero ? 0.0f : largest / 127.0f;
+  const VF inverse = set1(is_finite && !is_zero ? 127.0f / largest : 0.0f);
+  VI total = zero_i();
   for (int i = 0; i < n; i += W) {
-    const VF v = load_part(x + i, n - i);
-    high = vmax(high, abs(v));
-    poison = fma(v, zero(), poison);  // NaN when any number is not finite: bytes cannot say it, the scale can
+    const VI code = to_int(mul(load_part(x + i, n - i), inverse));
+    total = add_i(total, code);
+    put_bytes(codes + i, code, n - i);
   }
-  const float largest = reduce_max(high);
-  *scale = largest / 127.0f + reduce_add(poison);
-  const VF inverse = set1(largest > 0.0f ? 127.0f / largest : 0.0f);
-  int32_t total = 0;
-  for (int i = 0; i < n; i += W) {
-    int32_t code[W];
-    store_i(code, to_int(mul(load_part(x + i, n - i), inverse)));
-    for (int k = 0; k < W && i + k < n; ++k) {
-      codes[i + k] = int8_t(code[k]);
-      total += code[k];
-    }
-  }
-  *sum = total;
+  *sum = is_finite ? reduce_add_i(total) : 0;
 }
 
 // One row for weights of `kind`. scales and sums: input_groups(kind, n) of them. Pads codes with zeros.

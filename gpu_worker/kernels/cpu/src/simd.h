@@ -60,6 +60,7 @@ CL_INLINE VI to_int(VF a) { return _mm512_cvtps_epi32(a); }
 CL_INLINE VF from_int(VI a) { return _mm512_cvtepi32_ps(a); }
 CL_INLINE VI add_i(VI a, VI b) { return _mm512_add_epi32(a, b); }
 CL_INLINE VI and_i(VI a, VI b) { return _mm512_and_si512(a, b); }
+CL_INLINE VI xor_i(VI a, VI b) { return _mm512_xor_si512(a, b); }
 CL_INLINE VI shift_right(VI a, int n) { return _mm512_srli_epi32(a, n); }
 CL_INLINE VI shift_left(VI a, int n) { return _mm512_slli_epi32(a, n); }
 CL_INLINE VI lane_index() { return _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15); }
@@ -74,6 +75,11 @@ CL_INLINE unsigned nan_lanes(VF a) { return _mm512_cmp_ps_mask(a, a, _CMP_UNORD_
 CL_INLINE unsigned equal_lanes(VF a, VF b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }
 CL_INLINE float reduce_add(VF a) { return _mm512_reduce_add_ps(a); }
 CL_INLINE float reduce_max(VF a) { return _mm512_reduce_max_ps(a); }
+CL_INLINE VI max_i(VI a, VI b) { return _mm512_max_epi32(a, b); }
+CL_INLINE int32_t reduce_max_i(VI a) { return _mm512_reduce_max_epi32(a); }
+CL_INLINE int32_t reduce_add_i(VI a) { return _mm512_reduce_add_epi32(a); }
+// Lanes in [-128, 127] as W bytes.
+CL_INLINE void store_bytes(int8_t* p, VI a) { _mm_storeu_si128((__m128i*)p, _mm512_cvtsepi32_epi8(a)); }
 CL_INLINE VF load(const bf16* p) {
   return as_f(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16));
 }
@@ -131,6 +137,7 @@ CL_INLINE VI to_int(VF a) { return _mm256_cvtps_epi32(a); }
 CL_INLINE VF from_int(VI a) { return _mm256_cvtepi32_ps(a); }
 CL_INLINE VI add_i(VI a, VI b) { return _mm256_add_epi32(a, b); }
 CL_INLINE VI and_i(VI a, VI b) { return _mm256_and_si256(a, b); }
+CL_INLINE VI xor_i(VI a, VI b) { return _mm256_xor_si256(a, b); }
 CL_INLINE VI shift_right(VI a, int n) { return _mm256_srli_epi32(a, n); }
 CL_INLINE VI shift_left(VI a, int n) { return _mm256_slli_epi32(a, n); }
 CL_INLINE VF scale2(VF a, VF n) {
@@ -153,6 +160,21 @@ CL_INLINE float reduce_max(VF a) {
   __m128 x = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
   x = _mm_max_ps(x, _mm_movehl_ps(x, x));
   return _mm_cvtss_f32(_mm_max_ss(x, _mm_shuffle_ps(x, x, 1)));
+}
+CL_INLINE VI max_i(VI a, VI b) { return _mm256_max_epi32(a, b); }
+CL_INLINE int32_t reduce_max_i(VI a) {
+  __m128i x = _mm_max_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
+  x = _mm_max_epi32(x, _mm_shuffle_epi32(x, 0x4e));
+  return _mm_cvtsi128_si32(_mm_max_epi32(x, _mm_shuffle_epi32(x, 0xb1)));
+}
+CL_INLINE int32_t reduce_add_i(VI a) {
+  __m128i x = _mm_add_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
+  x = _mm_add_epi32(x, _mm_shuffle_epi32(x, 0x4e));
+  return _mm_cvtsi128_si32(_mm_add_epi32(x, _mm_shuffle_epi32(x, 0xb1)));
+}
+CL_INLINE void store_bytes(int8_t* p, VI a) {
+  const __m128i halves = _mm_packs_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
+  _mm_storel_epi64((__m128i*)p, _mm_packs_epi16(halves, halves));
 }
 CL_INLINE VF load(const bf16* p) {
   return as_f(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16));
