@@ -10,12 +10,14 @@ from chairlift.runtime.process import ExitCode
 from chairlift.runtime.settings_loader import load_settings
 from deploy.bench.commands.choices import read_ops_target, read_target
 from deploy.bench.commands.files import read_cost, write_text
-from deploy.bench.errors import BenchUsageError
+from deploy.bench.errors import BenchError, BenchUsageError
 from deploy.bench.load.client import TargetModel
+from deploy.bench.observe.machine import describe_machine
 from deploy.bench.output.difference_table import format_differences
 from deploy.bench.tune.journal import Journal, JournalHead
+from deploy.bench.tune.knobs import LADDERS
 from deploy.bench.tune.live_plant import LivePlant
-from deploy.bench.tune.plant import LADDERS, OwnStackPlant, Plant, SimulatedPlant, TrialLoad, make_ladders
+from deploy.bench.tune.plant import OwnStackPlant, Plant, PlantFacts, SimulatedPlant, TrialLoad, make_ladders
 from deploy.bench.tune.search import Bounds, Phase
 from deploy.bench.tune.trial import Trial, TuneObjectives
 from deploy.bench.tune.tuned_file import format_trial, render_tuned_file
@@ -27,27 +29,43 @@ def run(arguments: argparse.Namespace) -> int:
     """Exit code: failed where nothing is within the objectives. Raises BenchError and what the launcher raises."""
     objectives = TuneObjectives(ttft_p99_ms=arguments.slo_ttft_p99_ms, itl_p99_ms=arguments.slo_itl_p99_ms)
     load = _read_load(arguments)
-    workload = load.draw(TargetModel(name=""), 0)
-    head = JournalHead(
-        objectives=objectives,
-        workload=workload.name,
-        workload_details=workload.describe() | {"num_requests": load.num_requests},
-        plant="simulator" if arguments.simulate else arguments.target or "own stacks",
-    )
-    journal = Journal(arguments.journal, head)
-    tuned = asyncio.run(_tune(arguments, objectives, load, journal))
+    load.draw(TargetModel(name=""), 0)
+    try:
+        tuned, journal = asyncio.run(_tune(arguments, objectives, load))
+    except asyncio.CancelledError:
+        raise BenchError("ended by SIGTERM; a journal holds the trials that were done") from None
     _report(arguments, tuned, journal, objectives)
     return ExitCode.OK if tuned.outcome.best is not None else ExitCode.FAILED
 
 
-async def _tune(arguments: argparse.Namespace, objectives: TuneObjectives, load: TrialLoad, journal: Journal) -> Tuned:
+async def _tune(arguments: argparse.Namespace, objectives: TuneObjectives, load: TrialLoad) -> tuple[Tuned, Journal]:
     bounds = Bounds(max_concurrency=arguments.max_concurrency, max_trials=arguments.max_trials)
+    spans = _read_bounds(arguments.bound)
     async with _open_plant(arguments, load, objectives) as plant:
-        ladders = make_ladders(await plant.start_values(), _read_bounds(arguments.bound))
+        facts = await plant.describe()
+        journal = Journal(arguments.journal, _make_head(arguments, objectives, load, facts))
+        ladders = make_ladders(facts, spans)
         tuned = await tune(plant, ladders, bounds, objectives, journal, arguments.repetitions, _tell)
         if arguments.keep and isinstance(plant, LivePlant) and tuned.outcome.best is not None:
             plant.keep(tuned.outcome.best.setting.knobs)
-        return tuned
+        return tuned, journal
+
+
+def _make_head(
+    arguments: argparse.Namespace, objectives: TuneObjectives, load: TrialLoad, facts: PlantFacts
+) -> JournalHead:
+    workload = load.draw(TargetModel(name=""), 0)
+    return JournalHead(
+        objectives=objectives,
+        workload=workload.name,
+        workload_details=workload.describe() | {"num_requests": load.num_requests, "num_warmups": load.num_warmups},
+        plant="simulator" if arguments.simulate else arguments.target or "own stacks",
+        fingerprint=facts.fingerprint,
+        knobs=facts.knobs,
+        settings=facts.settings,
+        device_cost=facts.device_cost,
+        machine=None if arguments.simulate else describe_machine(),
+    )
 
 
 def _open_plant(arguments: argparse.Namespace, load: TrialLoad, objectives: TuneObjectives) -> Plant:

@@ -1,13 +1,17 @@
 """The log of trials as a file, a line each, so that a search that was broken off goes on where it was."""
 
+import os
 from pathlib import Path
 
 import msgspec
 
 from deploy.bench.errors import BenchError, BenchUsageError
-from deploy.bench.tune.trial import Trial, TuneObjectives
+from deploy.bench.observe.machine import Machine
+from deploy.bench.output.result import RunConditions
+from deploy.bench.simulate.device_cost import DeviceCost
+from deploy.bench.tune.trial import KnobValue, Trial, TuneObjectives
 
-FORMAT = "chairlift.tune/1"
+FORMAT = "chairlift.tune/2"
 
 
 class JournalHead(msgspec.Struct, frozen=True, kw_only=True):
@@ -18,8 +22,25 @@ class JournalHead(msgspec.Struct, frozen=True, kw_only=True):
     workload: str
     workload_details: dict[str, str | int | float]
     plant: str
-    """What was tuned: own stacks or the simulator."""
+    """What was tuned: own stacks, the simulator, or an address."""
     fingerprint: str = ""
+    """Of the model."""
+    knobs: dict[str, KnobValue] = {}
+    """As they were at the start."""
+    settings: dict[str, str] = {}
+    """What the stacks were started with, where they differ from the defaults."""
+    device_cost: DeviceCost | None = None
+    """Of a simulated device."""
+    machine: Machine | None = None
+    """None for the simulator, which computes the same anywhere."""
+
+
+class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One trial."""
+
+    trial: Trial
+    conditions: RunConditions | None
+    """Of its run; None where it did not run."""
 
 
 class JournalError(BenchUsageError):
@@ -32,31 +53,42 @@ class Journal:
     def __init__(self, path: Path | None, head: JournalHead) -> None:
         """Reads what is there. Raises JournalError."""
         self.trials: dict[tuple[object, ...], Trial] = {}
+        self.conditions: RunConditions | None = None
+        """Of the last run; None before the first."""
         self._path = path
-        lines = [] if path is None or not path.exists() else _read_lines(path)
-        if lines:
-            self._take(lines, head)
+        if path is not None and path.exists() and (content := _read(path)):
+            self._take(path, content, head)
         else:
             self._append(head)
 
-    def add(self, trial: Trial) -> None:
-        """Keeps one more. Raises BenchError."""
-        self.trials[trial.setting.key()] = trial
-        self._append(trial)
+    def add(self, trial: Trial, conditions: RunConditions | None) -> None:
+        """Keeps one more, with what it ran under. Raises BenchError."""
+        entry = JournalEntry(trial=trial, conditions=conditions)
+        self._keep(entry)
+        self._append(entry)
 
-    def _take(self, lines: list[bytes], head: JournalHead) -> None:
+    def _keep(self, entry: JournalEntry) -> None:
+        self.trials[entry.trial.setting.key()] = entry.trial
+        self.conditions = entry.conditions or self.conditions
+
+    def _take(self, path: Path, content: bytes, head: JournalHead) -> None:
+        """Whole lines only: a last one without its end was broken off while it was written, and is cut off."""
+        whole, _, broken = content.rpartition(b"\n")
+        first, *rest = whole.split(b"\n")
         try:
-            found = msgspec.json.decode(lines[0], type=JournalHead)
-            trials = [msgspec.json.decode(line, type=Trial) for line in lines[1:]]
+            found = msgspec.json.decode(first, type=JournalHead)
+            differing = [name for name in head.__struct_fields__ if getattr(found, name) != getattr(head, name)]
+            if differing:
+                raise JournalError(f"{path}: of another search ({', '.join(differing)}): use a new file")
+            entries = [msgspec.json.decode(line, type=JournalEntry) for line in rest]
         except msgspec.MsgspecError as error:
-            raise JournalError(f"{self._path}: not a journal of chairlift tune: {error}") from None
-        if found != head:
-            raise JournalError(
-                f"{self._path}: of another search (objectives, workload, model or plant): use a new file"
-            )
-        self.trials = {trial.setting.key(): trial for trial in trials}
+            raise JournalError(f"{path}: not a journal of chairlift tune: {error}") from None
+        for entry in entries:
+            self._keep(entry)
+        if broken:
+            os.truncate(path, len(whole) + 1)
 
-    def _append(self, entry: JournalHead | Trial) -> None:
+    def _append(self, entry: JournalHead | JournalEntry) -> None:
         if self._path is None:
             return
         try:
@@ -66,10 +98,8 @@ class Journal:
             raise BenchError(f"{self._path}: {error.strerror}") from error
 
 
-def _read_lines(path: Path) -> list[bytes]:
-    """Whole lines only: a last one without its end was broken off while it was written."""
+def _read(path: Path) -> bytes:
     try:
-        whole, _, _ = path.read_bytes().rpartition(b"\n")
+        return path.read_bytes()
     except OSError as error:
         raise BenchError(f"{path}: {error.strerror}") from error
-    return whole.split(b"\n") if whole else []

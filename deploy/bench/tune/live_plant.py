@@ -1,176 +1,177 @@
 """A running server as what is tuned: knobs change between two iterations, under a guard, and are put back at the end.
 
 Its other users go on being served: what a trial does to them is bounded by the guard, which takes the change back by
-itself, and by the revision from before, to which every replica returns whatever ends the search.
+itself, and by the revision from before, to which every replica returns whatever ends the search. A revision that
+somebody else made ends the search too, and is left in force.
 """
 
+import asyncio
+import signal
 from types import TracebackType
 from typing import Self
 
-import grpc.aio
 import msgspec
-from google.protobuf import duration_pb2, field_mask_pb2
 
-from chairlift.v1 import ops_pb2, ops_pb2_grpc
+from deploy.bench.errors import BenchError
 from deploy.bench.load.client import TargetError
 from deploy.bench.load.clock import MonotonicClock
-from deploy.bench.load.grpc_client import GrpcClient, GrpcTarget, connect, describe_error, open_channel
+from deploy.bench.load.grpc_client import GrpcClient, GrpcTarget
 from deploy.bench.measure import measure
-from deploy.bench.output.result import RunResult
-from deploy.bench.tune.plant import LADDERS, TrialLoad, plan_trial
-from deploy.bench.tune.trial import KnobValue, Setting, TuneObjectives
+from deploy.bench.tune.knobs import NO_ITL_TARGET, InForce, KnobClient, WrongRevisionError, guard_itl
+from deploy.bench.tune.plant import PlantFacts, TrialLoad, plan_trial
+from deploy.bench.tune.trial import KnobValue, Setting, TrialRun, TuneObjectives
 
 GUARD_EXCESS = 3.0
 """A trial may leave the objective: that is how its border is found. At so many times of it the server itself acts."""
 GUARD_WINDOW_S = 120
-_CALL_TIMEOUT_S = 10.0
-_ALL = "all"
+GUARD_ACTED = "the server's guard took the change back during this trial"
 
 
 class LivePlant:
-    """Moves the knobs of a server that runs already. Raises TargetError where it cannot be asked or refuses."""
+    """Moves the knobs of a server that runs already. Raises TargetError where it cannot be asked."""
 
     def __init__(self, target: GrpcTarget, ops: GrpcTarget, load: TrialLoad, objectives: TuneObjectives) -> None:
         """`ops` needs the credentials of an administrator."""
-        connection = connect(ops)
         self._ops_target = ops
-        self._metadata = connection.metadata
-        self._channel = open_channel(connection)
-        self._ops: ops_pb2_grpc.OpsServiceAsyncStub = ops_pb2_grpc.OpsServiceStub(self._channel)
+        self._knobs = KnobClient(ops)
         self._client = GrpcClient(target, MonotonicClock())
         self._load = load
         self._objectives = objectives
-        self._rollback_points: dict[str, int] = {}
-        """Revision from before, by replica."""
-        self._knobs: dict[str, KnobValue] = {}
-        """In force now."""
+        self._start: dict[str, InForce] = {}
+        """Where every replica returns to, by its name."""
+        self._ours: dict[str, InForce] = {}
+        """What we last saw or put in force."""
         self._chosen: dict[str, KnobValue] | None = None
 
     async def __aenter__(self) -> Self:
+        """SIGTERM cancels the block from now on, once: what then puts things back is not to be cancelled again."""
         try:
             await self._take_rollback_points()
         except BaseException:
             await self._close()
             raise
+        _cancel_once_on_sigterm()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Every replica returns to its rollback point, unless `keep` was called."""
+        """Every replica returns to its rollback point, unless `keep` was called and what was chosen is taken."""
         try:
-            if self._chosen is not None and kind is None:
-                await self._apply(self._chosen, "chosen by chairlift tune")
-            else:
-                await self._roll_back()
+            await self._end(is_kept=kind is None)
         finally:
+            asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
             await self._close()
 
-    async def start_values(self) -> dict[str, KnobValue]:
-        """As the server has them."""
-        return dict(self._knobs)
+    async def describe(self) -> PlantFacts:
+        """See `Plant`."""
+        model = await self._client.describe()
+        return PlantFacts(
+            knobs=dict(next(iter(self._start.values())).knobs),
+            defaults={"itl_target_ms": NO_ITL_TARGET},
+            fingerprint=model.fingerprint or "",
+        )
 
-    async def run(self, setting: Setting, repetition: int) -> RunResult:
-        """See `Plant`. A warning tells where the guard took the change back meanwhile: the next trial sets it anew."""
-        if setting.knobs != self._knobs:
-            await self._apply(setting.knobs, "trial of chairlift tune")
+    async def run(self, setting: Setting, repetition: int) -> TrialRun:
+        """See `Plant`. Where the guard takes the change back meanwhile, the next trial sets it anew."""
+        await self._apply(setting.knobs, "trial of chairlift tune")
         wanted = plan_trial(self._load, setting, repetition, await self._client.describe())
         wanted = msgspec.structs.replace(wanted, ops=self._ops_target)
         result = await measure(self._client, wanted, MonotonicClock())
-        found = await self._read_config()
-        self._knobs = _knobs_of(found[0])
-        if any(one.current.origin == ops_pb2.CONFIG_ORIGIN_GUARD for one in found):
-            result.warnings.append("the server's guard took the change back during this trial")
-        return result
+        was_taken_back = await self._look_again()
+        return TrialRun(result, (GUARD_ACTED,) if was_taken_back else ())
 
     def keep(self, knobs: dict[str, KnobValue]) -> None:
         """These stay in force at the end, instead of what was before."""
         self._chosen = knobs
 
     async def _take_rollback_points(self) -> None:
-        found = await self._read_config()
-        knobs = [_knobs_of(one) for one in found]
-        if any(one != knobs[0] for one in knobs):
+        found = await self._knobs.read()
+        if any(one.knobs != found[0].knobs for one in found):
             raise TargetError("the replicas have different knobs: give them the same first, or tune one alone")
-        self._knobs = knobs[0]
-        self._rollback_points = {one.replica_id: one.current.revision for one in found}
+        self._start = {one.replica_id: one for one in found}
+        self._ours = dict(self._start)
 
-    async def _read_config(self) -> list[ops_pb2.ReplicaConfig]:
-        try:
-            answer = await self._ops.GetConfig(
-                ops_pb2.GetConfigRequest(), metadata=self._metadata, timeout=_CALL_TIMEOUT_S
-            )
-        except grpc.aio.AioRpcError as error:
-            raise TargetError(f"{self._ops_target.address}: GetConfig: {describe_error(error)}") from None
-        return _check(list(answer.replicas))
+    async def _look_again(self) -> bool:
+        """Whether a guard of ours took a change back meanwhile. Raises TargetError where somebody else changed one."""
+        was_taken_back = False
+        for one in await self._knobs.read():
+            before = self._ours.get(one.replica_id)
+            if before is None or before.revision == one.revision:
+                continue
+            if not _is_our_guards(one, before):
+                raise TargetError(_describe_stranger(one))
+            self._ours[one.replica_id] = one
+            was_taken_back = True
+        return was_taken_back
 
     async def _apply(self, knobs: dict[str, KnobValue], comment: str) -> None:
-        config = ops_pb2.SchedulingConfig()
-        changed = [name for name, value in knobs.items() if value != self._knobs.get(name)]
-        for name in changed:
-            if (value := _to_wire(name, knobs[name])) is not None:
-                setattr(config, name, value)
-        request = ops_pb2.UpdateConfigRequest(
-            config=config,
-            update_mask=field_mask_pb2.FieldMask(paths=changed),
-            replica_id=_ALL,
-            guard=ops_pb2.Guard(
-                metric=ops_pb2.GUARD_METRIC_ITL_P99_MS,
-                bound=GUARD_EXCESS * self._objectives.itl_p99_ms,
-                window=duration_pb2.Duration(seconds=GUARD_WINDOW_S),
-            ),
-            comment=comment,
-        )
-        if not changed:
+        try:
+            await self._change(knobs, comment)
+        except WrongRevisionError:
+            # A guard may act between two trials; anybody else ends the search.
+            if not await self._look_again():
+                raise
+            await self._change(knobs, comment)
+
+    async def _change(self, knobs: dict[str, KnobValue], comment: str) -> None:
+        guard = guard_itl(GUARD_EXCESS * self._objectives.itl_p99_ms, GUARD_WINDOW_S)
+        for name, at in self._ours.items():
+            changes = {knob: value for knob, value in knobs.items() if value != at.knobs.get(knob)}
+            if changes:
+                self._ours[name] = await self._knobs.change(at, changes, guard, comment)
+
+    async def _end(self, *, is_kept: bool) -> None:
+        if self._chosen is None or not is_kept:
+            await self._roll_back()
             return
         try:
-            answer = await self._ops.UpdateConfig(request, metadata=self._metadata, timeout=_CALL_TIMEOUT_S)
-        except grpc.aio.AioRpcError as error:
-            raise TargetError(f"{self._ops_target.address}: UpdateConfig: {describe_error(error)}") from None
-        _check(list(answer.replicas))
-        self._knobs = dict(knobs)
+            await self._apply(self._chosen, "chosen by chairlift tune")
+        except BaseException:
+            await self._roll_back()
+            raise
 
     async def _roll_back(self) -> None:
-        for replica_id, revision in self._rollback_points.items():
-            found = await self._read_config()
-            current = next((one.current for one in found if one.replica_id == replica_id), None)
-            if current is None or current.revision == revision:
+        """Every replica that can; then raises TargetError where one could not, or has what somebody else gave it."""
+        failures = []
+        for one in await self._knobs.read():
+            start, ours = self._start.get(one.replica_id), self._ours.get(one.replica_id)
+            if start is None or ours is None or one.revision == start.revision:
                 continue
-            request = ops_pb2.RollbackConfigRequest(
-                replica_id=replica_id, revision=revision, comment="end of chairlift tune"
-            )
+            if one.revision != ours.revision and not _is_our_guards(one, ours):
+                failures.append(_describe_stranger(one))
+                continue
             try:
-                answer = await self._ops.RollbackConfig(request, metadata=self._metadata, timeout=_CALL_TIMEOUT_S)
-            except grpc.aio.AioRpcError as error:
-                raise TargetError(
-                    f"{replica_id} could not return to revision {revision}, do it by hand "
-                    f"(chairlift config rollback): {describe_error(error)}"
-                ) from None
-            _check(list(answer.replicas))
+                await self._knobs.roll_back(one, start.revision, "end of chairlift tune")
+            except BenchError as error:
+                failures.append(
+                    f"{one.replica_id} could not return to revision {start.revision}, do it by hand "
+                    f"(chairlift config rollback): {error}"
+                )
+        if failures:
+            raise TargetError("; ".join(failures))
 
     async def _close(self) -> None:
         await self._client.close()
-        await self._channel.close()
+        await self._knobs.close()
 
 
-def _check(replicas: list[ops_pb2.ReplicaConfig]) -> list[ops_pb2.ReplicaConfig]:
-    if not replicas:
-        raise TargetError("the gateway knows no replica")
-    for one in replicas:
-        if one.HasField("failure"):
-            raise TargetError(f"{one.replica_id}: {one.failure.reason}: {one.failure.message}")
-    return replicas
+def _is_our_guards(now: InForce, ours: InForce) -> bool:
+    """Whether what is in force came from our change being taken back: nobody can have come between."""
+    return now.is_taken_back and now.revision == ours.revision + 1
 
 
-def _knobs_of(replica: ops_pb2.ReplicaConfig) -> dict[str, KnobValue]:
-    told = {field.name: value for field, value in replica.current.config.ListFields()}
-    return {name: _from_wire(name, told[name]) for name in LADDERS if name in told}
+def _describe_stranger(one: InForce) -> str:
+    who = f" by {one.actor}" if one.actor else ""
+    return f"{one.replica_id}: somebody else made revision {one.revision}{who} meanwhile; it is left in force"
 
 
-def _from_wire(name: str, value: float) -> KnobValue:
-    return None if name == "itl_target_ms" and not value else value
+def _cancel_once_on_sigterm() -> None:
+    block, loop = asyncio.current_task(), asyncio.get_running_loop()
+    assert block is not None
 
+    def cancel() -> None:
+        loop.add_signal_handler(signal.SIGTERM, lambda: None)
+        block.cancel()
 
-def _to_wire(name: str, value: KnobValue) -> KnobValue:
-    """None leaves the knob to the device; a target of 0 is none."""
-    return 0.0 if name == "itl_target_ms" and value is None else value
+    loop.add_signal_handler(signal.SIGTERM, cancel)

@@ -13,22 +13,17 @@ from deploy.bench.load.clock import MonotonicClock
 from deploy.bench.load.generator import LoadPlan
 from deploy.bench.load.grpc_client import GrpcClient
 from deploy.bench.measure import Measurement, measure
-from deploy.bench.output.result import RunResult
 from deploy.bench.simulate.device_cost import DeviceCost
-from deploy.bench.simulate.replica import simulate
+from deploy.bench.simulate.replica import make_geometry, simulate
 from deploy.bench.stack import OwnStack, describe_settings, run_own_stack
+from deploy.bench.tune.knobs import LADDERS, NO_ITL_TARGET, KnobClient
 from deploy.bench.tune.search import Ladder
-from deploy.bench.tune.trial import KnobValue, Setting
+from deploy.bench.tune.trial import KnobValue, Setting, SettingRefusedError, TrialRun
 from deploy.bench.workload.catalogue import WorkloadOptions, find_workload
 from deploy.bench.workload.names import tenants_of
 from deploy.bench.workload.prompts import WARMUP_SEED_STEP
 from deploy.bench.workload.request import Workload
-
-LADDERS = {
-    "itl_target_ms": (10.0, 20.0, 40.0, 80.0, 160.0),
-    "max_num_batched_tokens": (64, 128, 256, 512, 1024, 2048, 4096),
-    "max_num_seqs": (4, 8, 16, 32, 64, 128, 256),
-}
+from deploy.launcher.supervisor import StackError
 
 
 class TrialLoad(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,6 +47,21 @@ class TrialLoad(msgspec.Struct, frozen=True, kw_only=True):
         return find_workload(self.workload, options)
 
 
+class PlantFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What is tuned, before anything is moved."""
+
+    knobs: dict[str, KnobValue]
+    """Those that can be moved, with their values as things are."""
+    defaults: dict[str, KnobValue]
+    """What a knob that is left to the server comes to, where that is known."""
+    fingerprint: str = ""
+    """Of the model."""
+    settings: dict[str, str] = {}
+    """What it is started with, where they differ from the defaults."""
+    device_cost: DeviceCost | None = None
+    """Of a simulated device."""
+
+
 class Plant(Protocol):
     """A server whose knobs can be set. An async context manager: at its end nothing is left of it."""
 
@@ -61,21 +71,22 @@ class Plant(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None: ...
 
-    async def start_values(self) -> dict[str, KnobValue]:
-        """The knobs that can be moved, with their values as things are."""
+    async def describe(self) -> PlantFacts:
+        """What it is as things are. Raises what starting the server, or its first call, raises."""
 
-    async def run(self, setting: Setting, repetition: int) -> RunResult:
-        """One trial. Raises what starting the server, or its first call, raises."""
+    async def run(self, setting: Setting, repetition: int) -> TrialRun:
+        """One trial. Raises SettingRefusedError, and TargetError where the server cannot be measured."""
 
 
-def make_ladders(start: dict[str, KnobValue], bounds: dict[str, tuple[float, float]]) -> list[Ladder]:
-    """A ladder for each knob of `start` that has one, cut to the user's bounds by name."""
+def make_ladders(facts: PlantFacts, bounds: dict[str, tuple[float, float]]) -> list[Ladder]:
+    """A ladder for each knob that has one, cut to the user's bounds by name."""
     found = []
     for name, values in LADDERS.items():
-        if name in start:
+        if name in facts.knobs:
             low, high = bounds.get(name, (0.0, float("inf")))
             rungs = tuple(value for value in values if low <= value <= high)
-            found.append(Ladder(name=name, values=rungs, start=start[name]))
+            default = facts.defaults.get(name)
+            found.append(Ladder(name=name, values=rungs, start=facts.knobs[name], default=default))
     return found
 
 
@@ -113,25 +124,51 @@ class OwnStackPlant:
     ) -> None:
         await self._exit.__aexit__(kind, error, traceback)
 
-    async def start_values(self) -> dict[str, KnobValue]:
-        """From the settings."""
-        return _knobs_of(self._settings)
+    async def describe(self) -> PlantFacts:
+        """See `Plant`. Starts the stack as the settings have it: only it knows what it makes of its defaults."""
+        stack, client = await self._run_with(_knobs_of(self._settings))
+        model = await client.describe()
+        async with KnobClient(stack.ops) as knobs:
+            in_force = (await knobs.read())[0].knobs
+        return PlantFacts(
+            knobs=_knobs_of(self._settings),
+            defaults={**in_force, "itl_target_ms": NO_ITL_TARGET},
+            fingerprint=model.fingerprint or "",
+            settings=stack.settings,
+        )
 
-    async def run(self, setting: Setting, repetition: int) -> RunResult:
-        """See `Plant`. Raises what the launcher raises."""
-        if self._running is None or self._running[0] != setting.knobs:
+    async def run(self, setting: Setting, repetition: int) -> TrialRun:
+        """See `Plant`. A setting that the stack does not start with, or dies of, is refused."""
+        try:
+            stack, client = await self._run_with(setting.knobs)
+            wanted = plan_trial(self._load, setting, repetition, await client.describe())
+            wanted = msgspec.structs.replace(wanted, ops=stack.ops, settings=stack.settings, is_own_stack=True)
+            return TrialRun(await measure(client, wanted, MonotonicClock()))
+        except asyncio.CancelledError as error:
+            # A stack that dies cancels who uses it, and says so when it is left.
+            await self._stop(error)
+            raise
+        except StackError as error:
+            raise SettingRefusedError(f"the stack does not start: {error}") from error
+
+    async def _run_with(self, knobs: dict[str, KnobValue]) -> tuple[OwnStack, GrpcClient]:
+        if self._running is None or self._running[0] != knobs:
             await self._exit.aclose()
             self._running = None
-            stack = await self._exit.enter_async_context(
-                run_own_stack(_with_knobs(self._settings, setting.knobs), tenants_of(self._load.workload))
-            )
+            settings = _with_knobs(self._settings, knobs)
+            stack = await self._exit.enter_async_context(run_own_stack(settings, tenants_of(self._load.workload)))
             client = GrpcClient(stack.target, MonotonicClock())
             self._exit.push_async_callback(client.close)
-            self._running = (setting.knobs, stack, client)
-        _, stack, client = self._running
-        wanted = plan_trial(self._load, setting, repetition, await client.describe())
-        wanted = msgspec.structs.replace(wanted, ops=stack.ops, settings=stack.settings, is_own_stack=True)
-        return await measure(client, wanted, MonotonicClock())
+            self._running = (knobs, stack, client)
+        return self._running[1:]
+
+    async def _stop(self, error: BaseException) -> None:
+        """Raises SettingRefusedError where it had died, which is why `error` came."""
+        self._running = None
+        try:
+            await self._exit.__aexit__(type(error), error, error.__traceback__)
+        except StackError as death:
+            raise SettingRefusedError(f"the stack died: {death}") from death
 
 
 class SimulatedPlant:
@@ -150,11 +187,22 @@ class SimulatedPlant:
     ) -> None:
         """Nothing is left."""
 
-    async def start_values(self) -> dict[str, KnobValue]:
-        """From the settings."""
-        return _knobs_of(self._settings)
+    async def describe(self) -> PlantFacts:
+        """See `Plant`."""
+        geometry = make_geometry(self._settings)
+        return PlantFacts(
+            knobs=_knobs_of(self._settings),
+            defaults={
+                "max_num_seqs": geometry.max_num_seqs,
+                "max_num_batched_tokens": geometry.max_num_batched_tokens,
+                "itl_target_ms": NO_ITL_TARGET,
+            },
+            fingerprint=geometry.fingerprint,
+            settings=describe_settings(self._settings),
+            device_cost=self._cost,
+        )
 
-    async def run(self, setting: Setting, repetition: int) -> RunResult:
+    async def run(self, setting: Setting, repetition: int) -> TrialRun:
         """See `Plant`. Computes in a thread: the simulator has an event loop of its own."""
         settings = _with_knobs(self._settings, setting.knobs)
 
@@ -162,7 +210,7 @@ class SimulatedPlant:
             wanted = plan_trial(self._load, setting, repetition, model)
             return msgspec.structs.replace(wanted, backend="simulator", settings=describe_settings(settings))
 
-        return await asyncio.to_thread(simulate, settings, self._cost, prepare)
+        return TrialRun(await asyncio.to_thread(simulate, settings, self._cost, prepare))
 
 
 def _knobs_of(settings: Settings) -> dict[str, KnobValue]:

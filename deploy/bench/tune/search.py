@@ -2,9 +2,10 @@
 
 First the load is doubled from one user on with the knobs as they are, until an objective is left or more load gives no
 more throughput (the knee), and the border is halved once. Then each knob is moved from the best point, in both
-directions: along its ladder under the least load that was too much, where what it makes room for shows, until that is
-within the objectives or moves away from them; and, where that gave nothing, one rung under the same load, where a gain
-is easily mistaken for noise. After a knob helped, more load is tried again, and the others once more.
+directions, as far as a server runs with it: along its ladder under the least load that was too much, where what it
+makes room for shows, until that is within the objectives or moves away from them; and, where that gave nothing, one
+rung under the same load, where a gain is easily mistaken for noise. After a knob helped, more load is tried again, and
+the others once more.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,10 +27,13 @@ class Ladder(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     values: tuple[int | float, ...]
     start: KnobValue
-    """Its value as things are; None: the server's choice, which stands below the first rung when it is moved."""
+    """Its value as things are; None: the server's choice."""
+    default: KnobValue = None
+    """What the server's choice comes to; None: not known, and then it is taken to stand in the middle."""
 
     def neighbours(self, value: KnobValue) -> tuple[int | float | None, int | float | None]:
-        """The rungs next below and above."""
+        """The rungs next below and above; of None, those next to `default`."""
+        value = self.default if value is None else value
         if value is None:
             middle = len(self.values) // 2
             return (self.values[middle - 1] if middle else None), (self.values[middle] if self.values else None)
@@ -148,7 +152,7 @@ class _Search:
     def _try_same_load(self, ladder: Ladder, direction: int) -> Iterator[tuple[Setting, Phase]]:
         assert self.best is not None
         at = self.best.setting
-        value = ladder.neighbours(at.knobs[ladder.name])[direction]
+        value = self._next_value(ladder, at.knobs, direction)
         if value is None:
             return
         setting = Setting(knobs={**at.knobs, ladder.name: value}, concurrency=at.concurrency)
@@ -163,16 +167,39 @@ class _Search:
         concurrency = self._too_much or 0
         if concurrency <= at.concurrency:
             concurrency = min(at.concurrency * 2, self._bounds.max_concurrency)
-        value = at.knobs[ladder.name]
-        while (value := ladder.neighbours(value)[direction]) is not None:
-            setting = Setting(knobs={**at.knobs, ladder.name: value}, concurrency=concurrency)
+        knobs = at.knobs
+        while (value := self._next_value(ladder, knobs, direction)) is not None:
+            knobs = {**knobs, ladder.name: value}
+            setting = Setting(knobs=knobs, concurrency=concurrency)
             if (trial := self._find(setting)) is None:
                 yield setting, "knob"
                 return
             self._take_if_better(trial)
-            if trial.is_feasible or trial.excess > excess * (1 + MIN_GAIN):
+            if trial.is_feasible or trial.is_refused or trial.excess > excess * (1 + MIN_GAIN):
                 return
             excess = trial.excess
+
+    def _next_value(self, ladder: Ladder, knobs: dict[str, KnobValue], direction: int) -> int | float | None:
+        """The next rung; None where there is none, or a server with it cannot run: then none beyond it can."""
+        value = ladder.neighbours(knobs[ladder.name])[direction]
+        wanted = {**knobs, ladder.name: value}
+        if value is None or self._starves_seats(wanted) or self._was_refused(wanted):
+            return None
+        return value
+
+    def _starves_seats(self, knobs: dict[str, KnobValue]) -> bool:
+        """Whether an iteration has fewer tokens than sequences, which decode a token each."""
+        chosen = {ladder.name: ladder.default for ladder in self._ladders}
+        seats, tokens = (
+            chosen.get(name) if knobs.get(name) is None else knobs[name]
+            for name in ("max_num_seqs", "max_num_batched_tokens")
+        )
+        return seats is not None and tokens is not None and tokens < seats
+
+    def _was_refused(self, knobs: dict[str, KnobValue]) -> bool:
+        """Whether none of its trials ran. One that did keeps it in: the walk through the log must not change."""
+        refused = [trial.is_refused for trial in self._log.values() if trial.setting.knobs == knobs]
+        return bool(refused) and all(refused)
 
     def _find(self, setting: Setting) -> Trial | None:
         return self._log.get(setting.key())

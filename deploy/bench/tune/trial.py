@@ -5,6 +5,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from deploy.bench.errors import BenchError
 from deploy.bench.output.result import RunResult
 
 KnobValue = int | float | None
@@ -37,6 +38,18 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
         return (self.concurrency, *sorted(self.knobs.items(), key=lambda pair: pair[0]))
 
 
+class SettingRefusedError(BenchError):
+    """A setting that the server does not take, or does not run with: another may do. The message says why."""
+
+
+class TrialRun(msgspec.Struct, frozen=True):
+    """One run of a setting, as a plant gives it."""
+
+    result: RunResult
+    violations: tuple[str, ...] = ()
+    """Why its figures are not the setting's; empty where they are."""
+
+
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
     """A setting and what it showed."""
 
@@ -54,6 +67,8 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     """Objectives that it left, in words; empty: it may be chosen."""
     excess: float
     """The worst figure as a multiple of its objective; above 1 where an objective with a bound above 0 was left."""
+    is_refused: bool = False
+    """Whether it did not run at all: what lies beyond it will not either."""
 
     @property
     def is_feasible(self) -> bool:
@@ -61,8 +76,26 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
         return not self.violations
 
 
-def judge_trial(setting: Setting, result: RunResult, objectives: TuneObjectives) -> Trial:
+def refused_trial(setting: Setting, why: str) -> Trial:
+    """The trial of a setting that did not run."""
+    return Trial(
+        setting=setting,
+        output_throughput=0.0,
+        request_throughput=0.0,
+        ttft_p99_ms=None,
+        itl_p99_ms=None,
+        error_rate=0.0,
+        preemptions_per_request=0.0,
+        kv_used_share_max=None,
+        violations=(why,),
+        excess=0.0,
+        is_refused=True,
+    )
+
+
+def judge_trial(setting: Setting, run: TrialRun, objectives: TuneObjectives) -> Trial:
     """The trial that a run is."""
+    result = run.result
     summary = result.summarize(_FEW_RESAMPLES)
     ttft, itl = summary.latencies.get("ttft"), summary.latencies.get("itl")
     ttft_p99_ms = None if ttft is None else ttft.percentiles[99.0]
@@ -87,6 +120,7 @@ def judge_trial(setting: Setting, result: RunResult, objectives: TuneObjectives)
         kv_used_share_max=kv_share,
         excess=max((value / bound for _, value, bound, _ in checks if value is not None and bound > 0), default=0.0),
         violations=(
+            *run.violations,
             *(() if summary.completed else ("no request came to its end",)),
             *(
                 f"{name} {value:.4g} {unit}".rstrip() + f" over {bound:g}"

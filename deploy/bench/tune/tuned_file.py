@@ -43,6 +43,7 @@ def render_tuned_file(
             for one in confirmation.differences
             if one.metric in _CONFIRMED
         ]
+        lines += [f"#   Not to be relied on: {problem}." for problem in confirmation.problems]
     lines += ["#", "# Trials:"]
     lines += [f"#   {format_trial(trial)}" for trial in trials]
     lines += ["", "[scheduler]"]
@@ -64,11 +65,18 @@ def _to_evidence(conditions: RunConditions) -> Evidence:
 def format_trial(trial: Trial) -> str:
     """One line."""
     knobs = ", ".join(f"{name}={value}" for name, value in trial.setting.knobs.items() if value is not None)
-    verdict = "within" if trial.is_feasible else "; ".join(trial.violations)
+    verdict = "within" if trial.is_feasible else _one_line("; ".join(trial.violations))
+    if trial.is_refused:
+        return f"{trial.setting.concurrency} users, {knobs or 'defaults'}: did not run: {verdict}"
     return (
         f"{trial.setting.concurrency} users, {knobs or 'defaults'}: {trial.output_throughput:.1f} tok/s, "
         f"p99 TTFT {_ms(trial.ttft_p99_ms)}, p99 ITL {_ms(trial.itl_p99_ms)}: {verdict}"
     )
+
+
+def _one_line(text: str) -> str:
+    """A server's message may have lines, and a comment of the file has one."""
+    return " ".join(text.split())
 
 
 def _ms(value: float | None) -> str:

@@ -4,9 +4,11 @@ import asyncio
 from pathlib import Path
 from typing import Self
 
+import msgspec
 import pytest
 
 import chairlift
+from chairlift.runtime.settings_loader import load_settings
 from deploy.bench.errors import BenchError, BenchUsageError
 from deploy.bench.figures.slo import Objectives
 from deploy.bench.load.client import TargetModel
@@ -14,13 +16,15 @@ from deploy.bench.load.record import Outcome as End
 from deploy.bench.load.record import RequestRecord
 from deploy.bench.observe.machine import describe_machine, describe_software
 from deploy.bench.output.result import RunConditions, RunResult
+from deploy.bench.simulate.device_cost import DeviceCost
 from deploy.bench.tune.evidence import find_tuning_differences
 from deploy.bench.tune.journal import Journal, JournalError, JournalHead
-from deploy.bench.tune.plant import make_ladders
+from deploy.bench.tune.plant import OwnStackPlant, PlantFacts, SimulatedPlant, TrialLoad, make_ladders
 from deploy.bench.tune.search import Bounds, Ladder
-from deploy.bench.tune.trial import KnobValue, Setting, Trial, TuneObjectives
+from deploy.bench.tune.trial import KnobValue, Setting, SettingRefusedError, Trial, TrialRun, TuneObjectives
 from deploy.bench.tune.tuned_file import render_tuned_file
 from deploy.bench.tune.tuner import Tuned, tune
+from deploy.bench.workload.catalogue import WorkloadOptions
 
 OBJECTIVES = TuneObjectives(ttft_p99_ms=1000, itl_p99_ms=100)
 HEAD = JournalHead(objectives=OBJECTIVES, workload="mixed", workload_details={}, plant="made up")
@@ -33,7 +37,11 @@ LADDERS = [
 class MadeUpPlant:
     """Batches up to its seats; each row costs 2 ms of a gap and a large token budget much more."""
 
-    def __init__(self, *, breaks_after: int | None = None, base_ms: float = 10.0) -> None:
+    def __init__(
+        self, *, breaks_after: int | None = None, base_ms: float = 10.0, max_num_seqs: int | None = None
+    ) -> None:
+        self.refused: list[Setting] = []
+        self.max_num_seqs = max_num_seqs
         self.settings: list[Setting] = []
         self.breaks_after = breaks_after
         self.base_ms = base_ms
@@ -44,15 +52,19 @@ class MadeUpPlant:
     async def __aexit__(self, *_: object) -> None:
         pass
 
-    async def start_values(self) -> dict[str, KnobValue]:
-        return {"max_num_seqs": 8, "max_num_batched_tokens": None}
+    async def describe(self) -> PlantFacts:
+        return PlantFacts(knobs={"max_num_seqs": 8, "max_num_batched_tokens": None}, defaults={})
 
-    async def run(self, setting: Setting, repetition: int) -> RunResult:
+    async def run(self, setting: Setting, repetition: int) -> TrialRun:
         if self.breaks_after is not None and len(self.settings) >= self.breaks_after:
             raise BenchError("broken off")
-        self.settings.append(setting)
         seats = int(setting.knobs["max_num_seqs"] or 8)
         budget = int(setting.knobs["max_num_batched_tokens"] or 1024)
+        assert budget >= seats
+        if self.max_num_seqs is not None and seats > self.max_num_seqs:
+            self.refused.append(setting)
+            raise SettingRefusedError(f"started for {self.max_num_seqs} at most")
+        self.settings.append(setting)
         riding = min(seats, setting.concurrency)
         gap_ms = self.base_ms + 2 * riding + budget / 50
         wait_ms = 50.0 + 400 * max(0, setting.concurrency - seats) / seats + 20_000 / budget
@@ -78,7 +90,7 @@ class MadeUpPlant:
             machine=describe_machine(),
             software=describe_software(),
         )
-        return RunResult(conditions=conditions, records=records)
+        return TrialRun(RunResult(conditions=conditions, records=records))
 
 
 def search(plant: MadeUpPlant, journal: Journal, repetitions: int = 0, max_trials: int = 60) -> Tuned:
@@ -135,14 +147,26 @@ def test_a_search_that_was_broken_off_goes_on_where_it_was(tmp_path: Path) -> No
     outcome = search(resumed, Journal(path, HEAD)).outcome
     assert broken.settings + resumed.settings == whole.settings
     assert outcome == expected
+    again = MadeUpPlant()
+    tuned = search(again, Journal(path, HEAD))
+    assert (tuned.outcome, again.settings) == (expected, [])
+    assert tuned.conditions is not None
+    assert "# evidence: " in render_tuned_file(tuned.outcome, None, [], OBJECTIVES, tuned.conditions)
 
 
 def test_a_journal_of_another_search_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     Journal(path, HEAD)
-    other = JournalHead(objectives=OBJECTIVES, workload="chat", workload_details={}, plant="made up")
-    with pytest.raises(JournalError, match="another search"):
-        Journal(path, other)
+    for name, value in {
+        "workload": "chat",
+        "fingerprint": "another model",
+        "knobs": {"max_num_seqs": 4},
+        "settings": {"worker.kv_cache_bytes": "1000000"},
+        "device_cost": DeviceCost(step_us=1.0),
+        "machine": describe_machine(),
+    }.items():
+        with pytest.raises(JournalError, match=rf"another search \({name}\)"):
+            Journal(path, msgspec.structs.replace(HEAD, **{name: value}))
     path.write_text("no\n")
     with pytest.raises(JournalError, match="not a journal"):
         Journal(path, HEAD)
@@ -156,8 +180,6 @@ def test_the_number_of_trials_is_bounded() -> None:
 
 
 def test_the_tuned_file_is_settings_with_the_evidence(tmp_path: Path) -> None:
-    from chairlift.runtime.settings_loader import load_settings
-
     journal = Journal(None, HEAD)
     tuned = search(MadeUpPlant(), journal, repetitions=2)
     assert tuned.outcome.best is not None
@@ -180,8 +202,58 @@ def test_the_tuned_file_is_settings_with_the_evidence(tmp_path: Path) -> None:
     assert find_tuning_differences(tmp_path / "other.toml", "0.0.1", "g") == []
 
 
+@pytest.mark.parametrize("bound", [8, 16])
+def test_a_setting_that_is_refused_is_kept_as_such_and_the_search_goes_on(bound: int, tmp_path: Path) -> None:
+    """Nothing beyond it is tried, nor it again: also not by a search that goes on from the journal."""
+    plant, path = MadeUpPlant(max_num_seqs=bound), tmp_path / "journal"
+    journal = Journal(path, HEAD)
+    tuned = search(plant, journal)
+    assert tuned.outcome.best is not None
+    assert tuned.outcome.best.setting.knobs["max_num_seqs"] == bound
+    knobs = [setting.knobs for setting in plant.refused]
+    assert plant.refused
+    assert {one["max_num_seqs"] for one in knobs} == {2 * bound}
+    assert all(knobs.count(one) == 1 for one in knobs)
+    text = render_tuned_file(tuned.outcome, None, list(journal.trials.values()), OBJECTIVES, tuned.conditions)
+    assert f"did not run: started for {bound} at most" in text
+    resumed = MadeUpPlant(max_num_seqs=bound)
+    assert search(resumed, Journal(path, HEAD)).outcome == tuned.outcome
+    assert (resumed.settings, resumed.refused) == ([], [])
+
+
+def test_a_baseline_that_is_refused_ends_the_search() -> None:
+    with pytest.raises(SettingRefusedError):
+        search(MadeUpPlant(max_num_seqs=4), Journal(None, HEAD))
+
+
+def test_a_stack_that_does_not_start_refuses_its_setting() -> None:
+    """Its worker ends at once, and says why above."""
+    settings = load_settings(None, ["scheduler.max_num_batched_tokens=64"], {})
+    load = TrialLoad(workload="short-short", options=WorkloadOptions(), num_requests=1, num_warmups=0, timeout_s=20.0)
+    knobs: dict[str, KnobValue] = {"max_num_seqs": 128, "max_num_batched_tokens": 64, "itl_target_ms": None}
+
+    async def run() -> None:
+        async with OwnStackPlant(settings, load) as plant:
+            await plant.run(Setting(knobs=knobs, concurrency=1), 0)
+
+    with pytest.raises(SettingRefusedError, match="does not start: worker"):
+        asyncio.run(run())
+
+
+def test_moves_begin_at_what_the_server_makes_of_its_defaults() -> None:
+    """Up from 64 seats is 128, and below no target is the longest."""
+    settings = load_settings(None, ["scheduler.max_num_batched_tokens=512"], {})
+    load = TrialLoad(workload="short-short", options=WorkloadOptions(), num_requests=1, num_warmups=0, timeout_s=20.0)
+    facts = asyncio.run(SimulatedPlant(settings, load, DeviceCost()).describe())
+    ladders = {one.name: one for one in make_ladders(facts, {})}
+    assert (ladders["max_num_seqs"].start, ladders["max_num_seqs"].neighbours(None)) == (None, (128, None))
+    assert ladders["max_num_batched_tokens"].neighbours(512) == (256, 1024)
+    assert ladders["itl_target_ms"].neighbours(None) == (160.0, None)
+    assert msgspec.structs.replace(ladders["max_num_seqs"], default=64).neighbours(None) == (32, 128)
+
+
 def test_ladders_keep_to_the_bounds() -> None:
-    (ladder,) = make_ladders({"max_num_seqs": None}, {"max_num_seqs": (10, 70)})
+    (ladder,) = make_ladders(PlantFacts(knobs={"max_num_seqs": None}, defaults={}), {"max_num_seqs": (10, 70)})
     assert ladder.values == (16, 32, 64)
     assert ladder.neighbours(None) == (16, 32)
     assert ladder.neighbours(16) == (None, 32)
