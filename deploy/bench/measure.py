@@ -82,10 +82,10 @@ def _finish(
     result = RunResult(
         label=wanted.label,
         conditions=_describe(wanted, watch, foreign_cores),
-        server=sum_up(watch.samples),
+        server=sum_up(watch.samples, watch.missed),
         why_no_server=watch.why_none,
         generator=health,
-        warnings=warnings,
+        warnings=warnings + _find_gaps(watch),
         records=records,
         samples=watch.samples,
         iterations=watch.iterations,
@@ -141,6 +141,13 @@ def _find_warnings(records: list[RequestRecord], foreign_cores: float | None) ->
     if len(records) < 1 / (1 - CONFIDENCE):
         found.append(f"{len(records)} requests are too few for intervals to mean much")
     return found
+
+
+def _find_gaps(watch: ServerWatch) -> list[str]:
+    if not watch.missed:
+        return []
+    tried = len(watch.samples) + watch.missed
+    return [f"{watch.missed} of {tried} looks at the server's account failed: its peaks may have been higher"]
 
 
 def _shift_to_start(result: RunResult) -> None:

@@ -53,13 +53,15 @@ class ServerWatch(msgspec.Struct):
 
     samples: list[LoadSample] = msgspec.field(default_factory=list)
     iterations: list[IterationSample] = msgspec.field(default_factory=list)
+    missed: int = 0
+    """Samples that could not be had: peaks may lie in these gaps."""
     config_revision: int | None = None
     why_none: str = ""
     why_no_iterations: str = ""
 
 
 class ServerTotals(msgspec.Struct, frozen=True, kw_only=True):
-    """What changed at the server between two moments, and how full it was meanwhile."""
+    """What changed at the server between the first and the last sample, and how full it was in them."""
 
     iterations: int
     output_tokens: int
@@ -71,6 +73,8 @@ class ServerTotals(msgspec.Struct, frozen=True, kw_only=True):
     waiting_max: int
     kv_used_share_mean: float
     kv_used_share_max: float
+    missed_samples: int = 0
+    """Where there are any, means and peaks are of what was seen only."""
 
 
 @asynccontextmanager
@@ -98,8 +102,8 @@ async def watch_server(target: GrpcTarget | None, clock: Clock) -> AsyncIterator
         await watcher.close()
 
 
-def sum_up(samples: Sequence[LoadSample]) -> ServerTotals | None:
-    """Changes from the first to the last sample, and means over all; None for fewer than two."""
+def sum_up(samples: Sequence[LoadSample], missed: int = 0) -> ServerTotals | None:
+    """Changes from the first to the last sample, and means over all, `missed` not had; None for fewer than two."""
     if len(samples) < 2:
         return None
     first, last = samples[0], samples[-1]
@@ -115,6 +119,7 @@ def sum_up(samples: Sequence[LoadSample]) -> ServerTotals | None:
         waiting_max=max(sample.waiting for sample in samples),
         kv_used_share_mean=sum(shares) / len(shares),
         kv_used_share_max=max(shares),
+        missed_samples=missed,
     )
 
 
@@ -136,13 +141,17 @@ class _Watcher:
             await self.sample()
 
     async def sample(self) -> None:
+        """One more; without the very first there is no account, and a later one that fails is a gap."""
         if self.watch.why_none:
             return
         request = ops_pb2.GetLoadRequest()
         try:
             answer = await self._stub.GetLoad(request, metadata=self._metadata, timeout=_CALL_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
-            self.watch.why_none = describe_error(error)
+            if self.watch.samples:
+                self.watch.missed += 1
+            else:
+                self.watch.why_none = describe_error(error)
             return
         replicas = [one for one in answer.replicas if one.state != ops_pb2.REPLICA_STATE_UNREACHABLE]
         if replicas:
