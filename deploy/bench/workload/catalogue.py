@@ -6,7 +6,7 @@ import msgspec
 
 from deploy.bench.workload.lengths import LengthRange
 from deploy.bench.workload.names import NOISY_NEIGHBOUR, WORKLOADS, WorkloadError
-from deploy.bench.workload.peers import PeersWorkload
+from deploy.bench.workload.peers import PeersShape, PeersWorkload
 from deploy.bench.workload.prompts import TokenIds, token_ids_within
 from deploy.bench.workload.request import Workload
 from deploy.bench.workload.synthetic import (
@@ -76,19 +76,28 @@ def _find_special(name: str, ids: TokenIds, options: WorkloadOptions) -> Workloa
         case "noisy-neighbour":
             return _noisy_neighbour(ids, options)
         case "peers-mixed":
-            return PeersWorkload(shape="mixed", repetition=options.seed)
+            return _peers("mixed", name, options)
         case "peers-single":
-            return PeersWorkload(shape="single", repetition=options.seed)
+            return _peers("single", name, options)
         case "peers-prefill":
-            return PeersWorkload(shape="prefill", repetition=options.seed)
+            return _peers("prefill", name, options)
         case _:
             return _find_trace(name, ids, options)
 
 
+def _peers(shape: PeersShape, name: str, options: WorkloadOptions) -> Workload:
+    _refuse_lengths(name, "its lengths are its definition", options)
+    return PeersWorkload(shape=shape, repetition=options.seed)
+
+
 def _noisy_neighbour(ids: TokenIds, options: WorkloadOptions) -> Workload:
-    if options.prompt is not None or options.output is not None:
-        raise WorkloadError(f"{NOISY_NEIGHBOUR}: its two tenants have lengths of their own")
+    _refuse_lengths(NOISY_NEIGHBOUR, "its two tenants have lengths of their own", options)
     return NoisyNeighbourWorkload(name=NOISY_NEIGHBOUR, ids=ids)
+
+
+def _refuse_lengths(name: str, why: str, options: WorkloadOptions) -> None:
+    if options.prompt is not None or options.output is not None:
+        raise WorkloadError(f"{name}: takes no --prompt-tokens or --output-tokens: {why}")
 
 
 def _find_trace(name: str, ids: TokenIds, options: WorkloadOptions) -> Workload:
@@ -97,6 +106,7 @@ def _find_trace(name: str, ids: TokenIds, options: WorkloadOptions) -> Workload:
         raise WorkloadError(
             f"{name}: no such workload; known: {', '.join(WORKLOADS)}, and traces by path (Azure .csv, Mooncake .jsonl)"
         )
+    _refuse_lengths(name, "a trace has its own, which --length-scale multiplies", options)
     return TraceWorkload(
         path=path,
         ids=ids,

@@ -162,6 +162,13 @@ def test_a_file_that_is_no_trace_is_refused_by_its_place(tmp_path: Path, name: s
         first(str(path))
 
 
+@pytest.mark.parametrize("name", ["peers-mixed", "peers-single", "peers-prefill", "noisy-neighbour", "trace.csv"])
+@pytest.mark.parametrize("option", ["prompt", "output"])
+def test_lengths_are_refused_where_they_would_mean_nothing(name: str, option: str) -> None:
+    with pytest.raises(WorkloadError, match=f"{name}: takes no --prompt-tokens"):
+        first(name, 1, **{option: LengthRange(1, 2)})
+
+
 def test_an_unknown_workload_is_refused_with_those_that_exist() -> None:
     with pytest.raises(WorkloadError, match=r"mixed.*traces by path"):
         first("mixd")
