@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+import msgspec
+
 from chairlift.runtime.settings import Settings
 from deploy.bench.batching.parts import Sweep, SweepPoint
 from deploy.bench.load.client import TargetModel
@@ -12,6 +14,7 @@ from deploy.bench.measure import Measurement, measure
 from deploy.bench.output.result import RunResult
 from deploy.bench.stack import OwnStack, run_own_stack
 from deploy.bench.workload.catalogue import WorkloadOptions, find_workload
+from deploy.bench.workload.prompts import WARMUP_SEED_STEP
 
 WORKLOAD = "mixed"
 _NUM_WARMUPS = 4
@@ -36,7 +39,7 @@ async def run_sweep(settings: Settings, users: Sequence[int], requests_a_user: i
 
 def _plan(stack: OwnStack, model: TargetModel, users: int, num_requests: int, repetition: int) -> Measurement:
     options = WorkloadOptions(seed=repetition, vocab_size=model.vocab_size, max_model_len=model.max_model_len)
-    warmup = WorkloadOptions(seed=1_000 + repetition, vocab_size=model.vocab_size, max_model_len=model.max_model_len)
+    warmup = msgspec.structs.replace(options, seed=repetition + WARMUP_SEED_STEP)
     return Measurement(
         backend="chairlift",
         model=model,

@@ -74,8 +74,9 @@ async def play(clients: Sequence[AsyncClient], rate: float, seconds: float, seed
 async def _ask(client: AsyncClient, number: int, intended: float) -> Answer:
     prompt = [1000 + (number * 7919 + at * 104_729) % 40_000 for at in range(PROMPT_TOKENS)]
     times: list[float] = []
+    generation = client.stream(prompt, max_tokens=OUTPUT_TOKENS, ignore_eos=True)
     try:
-        async with client.stream(prompt, max_tokens=OUTPUT_TOKENS, ignore_eos=True) as generation:
+        async with generation:
             async for _ in generation:
                 times.append(time.monotonic())
     except ChairliftError as error:

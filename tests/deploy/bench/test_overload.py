@@ -1,13 +1,16 @@
 """Overload: what counts as sustained, what is complained of, and the stand-in worker's answers."""
 
+import time
+
 import msgspec
 import pytest
 
+from chairlift.client import AsyncClient, RetryPolicy
 from chairlift.ipc import device
 from chairlift.ipc.common import SamplingParams
 from chairlift.ipc.tokens import pack_u32
 from chairlift.runtime.settings import Settings
-from deploy.bench.overload.load import Answer, RateFigures, _sum_up
+from deploy.bench.overload.load import Answer, RateFigures, _ask, _sum_up
 from deploy.bench.overload.run import OverloadReport, render
 from deploy.bench.overload.worker import PROMPT_TOKEN_NS, ROW_NS, STEP_NS, WorkerStandIn, _cost_ns
 
@@ -32,6 +35,14 @@ def test_a_rate_is_sustained_only_when_everybody_is_served_in_time(bad: Answer) 
     found = figures(*[GOOD] * 40, bad)
     assert not found.is_sustained
     assert (found.goodput, found.requests) == (4.0, 41)
+
+
+async def test_a_server_that_is_not_there_refuses() -> None:
+    """The last thing that happens to a rate must not be an error of ours."""
+    async with AsyncClient("127.0.0.1:1", retry=RetryPolicy(max_attempts=1)) as client:
+        answer = await _ask(client, 0, time.monotonic())
+    assert answer.refused_s is not None
+    assert not answer.is_good
 
 
 def report(**changes: RateFigures) -> OverloadReport:
