@@ -108,6 +108,14 @@ def test_grace_is_longer_than_a_drain() -> None:
     assert int(_service("scheduler")["stop_grace_period"].removesuffix("s")) > settings.scheduler.drain_timeout_s
 
 
+def test_streams_end_before_what_computes_them() -> None:
+    """Compose stops in the reverse order of dependence; and nobody may wait for the health of what needs him."""
+    waits = {name: _service(name)["depends_on"] for name in _PROCESSES}
+    assert all(one["scheduler"]["condition"] == "service_started" for one in (waits["gateway-a"], waits["gateway-b"]))
+    assert waits["scheduler"]["worker"]["condition"] == "service_started"
+    assert set(waits["worker"]) == {"init"}
+
+
 _COMPOSE = shutil.which("docker-compose")
 
 

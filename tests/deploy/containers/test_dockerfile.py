@@ -38,8 +38,21 @@ def test_health_is_what_the_process_says(target: str, port: int) -> None:
     assert f"METRICS_LISTEN=0.0.0.0:{port}" in stage
 
 
-def test_the_first_process_of_a_worker_is_the_supervisor() -> None:
-    assert 'ENTRYPOINT ["chairlift", "supervise", "worker"]' in _stages()["worker"]
+@pytest.mark.parametrize("target", ["gateway", "scheduler", "worker"])
+def test_the_first_process_is_the_supervisor(target: str) -> None:
+    assert f'ENTRYPOINT ["chairlift", "supervise", "{target}"]' in _stages()[target]
+
+
+def test_the_supervisor_needs_nothing_that_a_slim_image_lacks() -> None:
+    program = (
+        "import sys\n"
+        "from deploy.cli.main import main\n"
+        "try:\n    main(['supervise', '--help'])\n"
+        "except SystemExit:\n    pass\n"
+        "sys.exit(' '.join(sorted({'grpc', 'torch', 'numpy', 'tokenizers', 'gguf'} & set(sys.modules))))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.stderr.strip(), "keep running" in done.stdout) == ("", True)
 
 
 def test_torch_is_in_the_worker_only() -> None:

@@ -8,17 +8,19 @@ from pathlib import Path
 
 import pytest
 
+from chairlift.runtime.process import ExitCode
 from chairlift.runtime.settings import Settings
 from chairlift.runtime.settings_loader import load_settings
+from deploy.launcher.child import can_restart_help
 
 FOLDER = Path(__file__).resolve().parents[3] / "deploy" / "systemd"
 UNITS = ("chairlift-scheduler.service", "chairlift-worker.service", "chairlift-gateway@.service")
 
 
-def _unit(name: str) -> configparser.SectionProxy:
+def _unit(name: str, section: str = "Service") -> configparser.SectionProxy:
     parser = configparser.ConfigParser(interpolation=None, strict=False)
     parser.read(FOLDER / name)
-    return parser["Service"]
+    return parser[section]
 
 
 @pytest.mark.parametrize("name", UNITS)
@@ -39,6 +41,21 @@ def test_stopping_waits_for_the_drain() -> None:
         (UNITS[2], settings.gateway.drain_timeout_s),
     ):
         assert float(_unit(name)["TimeoutStopSec"]) > drain_s + stop_s
+
+
+def test_streams_end_before_what_computes_them() -> None:
+    """systemd stops in the reverse order of After: gateways, then the scheduler, then the worker."""
+    scheduler, worker, gateway = (set(_unit(name, "Unit")["After"].split()) for name in UNITS)
+    assert {UNITS[0], UNITS[1]} <= gateway
+    assert UNITS[1] in scheduler
+    assert UNITS[0] not in worker
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_what_a_restart_cannot_help_is_not_restarted_for_ever(name: str) -> None:
+    kept_down = {int(code) for code in _unit(name)["RestartPreventExitStatus"].split()}
+    assert kept_down == {code for code in ExitCode if code and not can_restart_help(code)}
+    assert int(_unit(name, "Unit")["StartLimitBurst"]) > 0
 
 
 def test_the_environment_file_holds_settings() -> None:
