@@ -154,6 +154,12 @@ def test_autoscaling_follows_metrics_that_exist() -> None:
     assert query.removeprefix("sum(").removesuffix(")") in exposed
 
 
+@pytest.mark.parametrize("overlay", ["autoscaling", "keda", "production"])
+def test_who_asks_a_prometheus_has_the_pods_scraped(overlay: str) -> None:
+    (kustomization,) = _documents(FOLDER / "overlays" / overlay / "kustomization.yaml")
+    assert "../../components/monitoring" in kustomization["components"]
+
+
 _KUSTOMIZE = shutil.which("kustomize") or shutil.which("kubectl")
 
 
