@@ -28,10 +28,10 @@ setup: $(STAMP) ## make .venv/ with the project and its pinned dependencies (a m
 test: setup ## every test, with the coverage and the reason of each skipped test
 	$(BIN)/python -m pytest --cov --cov-report=term $(ARGS)
 
-fuzz-ci: setup ## 10,000 requests and 50,000 mutated inputs that nobody should send, within a minute and a half
+fuzz-ci: setup ## 10,000 requests and 50,000 mutated inputs that nobody should send, 200,000 mutated frames a socket
 	$(BIN)/python -m pytest -q $(wildcard tests/fuzz/fuzz_*.py) $(ARGS)
 
-fuzz: setup ## the same with 100,000 of each, other ones every time
+fuzz: setup ## the same with 100,000 of each and 1,000,000 frames a socket, other ones every time
 	FUZZ=long $(BIN)/python -m pytest -q --timeout=7200 $(wildcard tests/fuzz/fuzz_*.py) $(ARGS)
 
 chaos: setup ## two minutes of load with every kind of fault: no stream, token, block, process or socket may be lost
