@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from deploy.bench.figures.comparison import Difference
 from deploy.bench.figures.summary import RunSummary
 from deploy.bench.output.difference_table import DIFFERENCE_HEADER, to_difference_row
+from deploy.bench.output.forest import find_undrawn, render_forest
 from deploy.bench.output.page import render_page
 from deploy.bench.output.plots import Labelled, plot_all
 from deploy.bench.output.result import RunResult
@@ -23,7 +24,7 @@ def render_report(
     differences: Sequence[tuple[str, Sequence[Difference]]] = (),
     warnings: Sequence[str] = (),
 ) -> str:
-    """The page. `summaries` belong to `runs`; `differences` are tables with their titles."""
+    """The page. `summaries` belong to `runs`; `differences` are tables with their titles, drawn too."""
     parts = [f"<h1>{html.escape(title)}</h1>"]
     if question:
         parts.append(f"<p>{html.escape(question)}</p>")
@@ -32,6 +33,7 @@ def render_report(
         parts += [
             f"<h2>{html.escape(heading)}</h2>",
             _table([to_difference_row(one) for one in table], DIFFERENCE_HEADER),
+            *_draw_differences(heading, table),
         ]
     for (label, run), summary in zip(runs, summaries, strict=True):
         parts += _describe_run(label, run, summary)
@@ -43,6 +45,12 @@ def render_report(
     parts += [render_timeline(label, run) for label, run in runs]
     body = "\n".join(parts)
     return render_page(title, body)
+
+
+def _draw_differences(heading: str, table: Sequence[Difference]) -> list[str]:
+    undrawn = find_undrawn(table)
+    note = f"Without an interval, or with nothing to be relative to: {', '.join(undrawn)}." if undrawn else ""
+    return [render_forest(heading, table), f'<p class="soft">{html.escape(note)}</p>' if note else ""]
 
 
 def _describe_run(label: str, run: RunResult, summary: RunSummary) -> list[str]:

@@ -12,7 +12,8 @@ table { border-collapse: collapse; font-variant-numeric: tabular-nums; margin: .
 td, th { padding: .15rem .8rem .15rem 0; text-align: right; border-bottom: 1px solid var(--grid) }
 td:first-child, th:first-child { text-align: left }
 .plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(480px, 1fr)); gap: 1rem }
-svg { width: 100%; height: auto } .title { font-weight: 600; font-size: 13px; fill: var(--ink) }
+svg { width: 100%; height: auto } svg.forest { max-width: 860px; display: block }
+.title { font-weight: 600; font-size: 13px; fill: var(--ink) }
 .label { font-size: 11px; fill: var(--soft) } .grid { stroke: var(--grid); stroke-width: 1 }
 .line { fill: none; stroke-width: 1.6 } .key { stroke-width: 3 }
 .wait { fill: #e69f00; opacity: .55 } .decode { fill: #0072b2 } .bad { fill: #d55e00 }

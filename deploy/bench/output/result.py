@@ -113,7 +113,7 @@ def read_result(path: Path) -> RunResult:
 
 
 def find_differences(one: RunConditions, other: RunConditions) -> list[str]:
-    """Conditions in which two results differ, but for their date: reasons not to compare them, unless they are meant."""
+    """Conditions in which two results differ, but for their date: reasons not to compare them, unless meant."""
     found: list[str] = []
     for name in ("backend", "workload", "workload_details", "request_rate", "burstiness", "max_concurrency"):
         _note(found, name, getattr(one, name), getattr(other, name))

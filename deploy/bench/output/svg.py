@@ -63,7 +63,7 @@ def render_chart(chart: Chart) -> str:
             body.append(_line(chart, series, number, x_of, y_of))
         body += _legend(chart.series)
     else:
-        body.append(_text(WIDTH / 2, HEIGHT / 2, "nothing was measured", "middle"))
+        body.append(svg_text(WIDTH / 2, HEIGHT / 2, "nothing was measured", "middle"))
     return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" xmlns="http://www.w3.org/2000/svg">{"".join(body)}</svg>'
 
 
@@ -116,9 +116,9 @@ def _frame(chart: Chart) -> list[str]:
     middle_y = (HEIGHT + _TOP - _BOTTOM) / 2
     return [
         f"<title>{html.escape(chart.title)}</title>",
-        _text(_LEFT, 16, chart.title, "start", "title"),
-        _text((WIDTH + _LEFT) / 2, HEIGHT - 8, chart.x_label, "middle"),
-        f'<g transform="rotate(-90 14 {middle_y})">{_text(14, middle_y, chart.y_label, "middle")}</g>',
+        svg_text(_LEFT, 16, chart.title, "start", "title"),
+        svg_text((WIDTH + _LEFT) / 2, HEIGHT - 8, chart.x_label, "middle"),
+        f'<g transform="rotate(-90 14 {middle_y})">{svg_text(14, middle_y, chart.y_label, "middle")}</g>',
     ]
 
 
@@ -129,11 +129,11 @@ def _grid(
     for tick in x_ticks:
         x = x_of(tick)
         found.append(f'<path class="grid" d="M{x:.1f} {_TOP}V{HEIGHT - _BOTTOM}"/>')
-        found.append(_text(x, HEIGHT - _BOTTOM + 15, f"{tick:g}", "middle"))
+        found.append(svg_text(x, HEIGHT - _BOTTOM + 15, f"{tick:g}", "middle"))
     for tick in y_ticks:
         y = y_of(tick)
         found.append(f'<path class="grid" d="M{_LEFT} {y:.1f}H{WIDTH - _RIGHT}"/>')
-        found.append(_text(_LEFT - 6, y + 4, f"{tick:g}", "end"))
+        found.append(svg_text(_LEFT - 6, y + 4, f"{tick:g}", "end"))
     return found
 
 
@@ -155,9 +155,10 @@ def _legend(series: Sequence[Series]) -> list[str]:
     for number, one in reversed(list(enumerate(series))):
         x -= 7.0 * len(one.name) + 24
         found.append(f'<path class="key" stroke="{colour_of(number)}" d="M{x:.0f} {_TOP - 8}h14"/>')
-        found.append(_text(x + 18, _TOP - 4, one.name, "start"))
+        found.append(svg_text(x + 18, _TOP - 4, one.name, "start"))
     return found
 
 
-def _text(x: float, y: float, text: str, anchor: str, kind: str = "label") -> str:
+def svg_text(x: float, y: float, text: str, anchor: str, kind: str = "label") -> str:
+    """A ``<text>`` element; `anchor` and `kind` as in SVG and in the page's style."""
     return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{html.escape(text)}</text>'

@@ -1,18 +1,21 @@
 """Differences and verdicts on runs whose true difference is known, and result files that go out and come back."""
 
+import math
+import re
 from pathlib import Path
 
 import msgspec
 import numpy
 import pytest
 
-from deploy.bench.figures.comparison import METRICS, Difference, Run, Verdict, compare_runs, metric_called
+from deploy.bench.figures.comparison import METRICS, Better, Difference, Run, Verdict, compare_runs, metric_called
 from deploy.bench.figures.slo import Objectives
-from deploy.bench.figures.statistics import welch_interval
+from deploy.bench.figures.statistics import Interval, welch_interval
 from deploy.bench.figures.summary import summarize_run
 from deploy.bench.load.client import TargetModel
 from deploy.bench.load.record import Outcome, RequestRecord
 from deploy.bench.observe.machine import describe_machine, describe_software
+from deploy.bench.output.forest import WIDTH, find_undrawn, render_forest
 from deploy.bench.output.html_report import render_report
 from deploy.bench.output.result import (
     ResultError,
@@ -195,3 +198,38 @@ def test_reports_hold_every_figure_and_nothing_from_outside() -> None:
     assert f"{summary.latencies['ttft'].percentiles[99.0]:.2f}" in text
     assert f"{summary.request_goodput:.3f}" in text
     assert b"p99_ttft_ms_ci" in msgspec.json.encode(to_json_fields(result, summary, with_details=False))
+
+
+def test_differences_are_drawn_with_their_intervals() -> None:
+    """What has no interval is named instead; one that reaches beyond the axis ends in an arrow, within the picture."""
+
+    def difference(metric: str, low: float | None, high: float, verdict: Verdict) -> Difference:
+        return Difference(
+            metric=metric,
+            better=Better.LOWER,
+            ours=200.0,
+            theirs=150.0,
+            difference=-50.0,
+            relative=-0.25,
+            interval=None if low is None else Interval(low, high),
+            is_within_run=False,
+            verdict=verdict,
+        )
+
+    table = [
+        difference("p99_ttft_ms", -80.0, -20.0, Verdict.BETTER),
+        difference("p99_itl_ms", -90.0, 900.0, Verdict.NOISE),
+        difference("error_rate", None, 0.0, Verdict.UNKNOWN),
+        difference("preemptions", math.nan, math.nan, Verdict.UNKNOWN),
+    ]
+    picture = render_forest("<Differences>", table)
+    assert "p99_ttft_ms: -25.0%, -40.0 % to -10.0 %: better" in picture
+    assert picture.count("<circle") == 2
+    assert "error_rate" not in picture
+    assert "nan" not in picture
+    assert find_undrawn(table) == ["error_rate", "preemptions"]
+    assert all(0 <= float(x) <= WIDTH for x in re.findall(r"[MH](-?[0-9.]+)", picture))
+    assert render_forest("", table[2:]) == ""
+    page = render_report("Comparison", [], [], differences=[("Differences", table)])
+    assert picture.replace("&lt;Differences&gt;", "Differences") in page
+    assert "relative to: error_rate, preemptions." in page
