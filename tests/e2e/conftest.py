@@ -1,7 +1,7 @@
 """The engine in one process (real core, real runner), and the whole stack as a user starts it."""
 
+import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -156,7 +156,7 @@ class EngineFactory:
 
     def __call__(
         self,
-        num_blocks: int = 1600,
+        num_blocks: int = 400,
         max_num_seqs: int = 32,
         max_num_batched_tokens: int = 1024,
         num_host_blocks: int = 0,
@@ -198,15 +198,47 @@ def smollm2(engines_of: Callable[..., EngineFactory]) -> EngineFactory:
     return engines_of("float32", "none")
 
 
+_LOOPBACK = "127.0.0.1:0"
+_LISTENERS = ("gateway.listen", "gateway.ops_listen", "gateway.metrics_listen", "scheduler.metrics_listen",
+              "worker.metrics_listen")  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a random Llama of two layers whose tokens are the 256 bytes: a process loads it at once."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    folder = tmp_path_factory.mktemp("tiny")
+    config = LlamaConfig(
+        vocab_size=256, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=1024, eos_token_id=0, initializer_range=0.3,
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        LlamaForCausalLM(config).save_pretrained(folder)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({token: index for index, token in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
 class ServedStack:
-    """`chairlift serve` as a user starts it: one command, three processes, two ports."""
+    """`chairlift serve` as a user starts it: one command, three processes. The system chooses the ports, since stacks
+    of other tests may run at the same time; the banner tells them."""
+
+    listen: str
+    ops: str
+    """Of the first gateway."""
 
     def __init__(self, folder: Path, *arguments: str) -> None:
-        self.listen, self.ops = f"127.0.0.1:{_free_port()}", f"127.0.0.1:{_free_port()}"
         self.run_dir = folder / "run"
         self.log_path = folder / "serve.log"
-        command = [sys.executable, "-m", "deploy.cli", "serve", "--listen", self.listen, "--ops-listen", self.ops]
-        settings = [f"ipc.run_dir={self.run_dir}", "telemetry.log_format=json", "worker.num_threads=1", *arguments]
+        settings = [f"ipc.run_dir={self.run_dir}", "telemetry.log_format=json", "worker.num_threads=1"]
+        settings += [*(f"{name}={_LOOPBACK}" for name in _LISTENERS), *arguments]
+        command = [sys.executable, "-m", "deploy.cli", "serve"]
         command += [part for setting in settings for part in ("--set", setting)]
         with self.log_path.open("wb") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
@@ -222,7 +254,18 @@ class ServedStack:
             assert self.process.poll() is None, self.log()
             assert time.monotonic() < deadline, self.log()
             time.sleep(0.1)
+        self.listen, self.ops = self._told(r"^  gRPC +(\S+)"), self._told(r"^  operator +([^\s,]+)")
         return self
+
+    @property
+    def http(self) -> str:
+        """The port of OpenAI's API, where the settings ask for one."""
+        return self._told(r"^  HTTP +http://([^/]+)/v1")
+
+    def _told(self, pattern: str) -> str:
+        found = re.search(pattern, self.log(), re.MULTILINE)
+        assert found is not None, self.log()
+        return found[1]
 
     def children(self) -> dict[str, int]:
         """Process ids by module name."""
@@ -249,22 +292,10 @@ def _children_of(pid: int) -> list[int]:
     return [int(text) for text in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @pytest.fixture(scope="session")
 def make_stack() -> Callable[..., ServedStack]:
     """`make_stack(folder, *settings)` starts one that the caller ends."""
     return ServedStack
-
-
-@pytest.fixture(scope="session")
-def free_address() -> Callable[[], str]:
-    """Addresses on loopback that nobody listens on."""
-    return lambda: f"127.0.0.1:{_free_port()}"
 
 
 @pytest.fixture
@@ -285,8 +316,10 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., ServedStack]]:
 
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedStack]:
-    """One stack for every test that only talks to it. It must end well and leave nothing."""
-    served = ServedStack(tmp_path_factory.mktemp("stack"), "scheduler.max_num_seqs=32")
+    """One stack, of two gateways and with HTTP, for every test that only talks to it. It must end well and leave
+    nothing."""
+    settings = ("scheduler.max_num_seqs=32", "supervisor.gateways=2", f"gateway.http_listen={_LOOPBACK}")
+    served = ServedStack(tmp_path_factory.mktemp("stack"), *settings)
     try:
         served.wait_ready()
         children = served.children()

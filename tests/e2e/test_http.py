@@ -1,6 +1,5 @@
 """`chairlift serve` with two gateways and HTTP: the same seed gives the same tokens by whichever way it is asked."""
 
-import re
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,15 +12,10 @@ PROMPT = "The chairlift stopped because"
 SEEDED: Any = {"max_tokens": 24, "temperature": 0.9, "top_p": 0.95, "seed": 11}
 
 
-@pytest.fixture
-def url(serve: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+@pytest.fixture(autouse=True)
+def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
-    stack = serve("gateway.http_listen=127.0.0.1:0", "supervisor.gateways=2").wait_ready()
-    found = re.search(r"http://127\.0\.0\.1:\d+/v1", stack.log())
-    assert found is not None, stack.log()
-    yield found[0], stack.listen
-    assert stack.stop() == 0, stack.log()
 
 
 def _ask(url: str, *, is_stream: bool) -> str:
@@ -34,13 +28,18 @@ def _ask(url: str, *, is_stream: bool) -> str:
         return "".join(chunk.choices[0].text for chunk in stream)
 
 
-def test_same_seed_same_text_by_any_way_and_gateway(url: Any) -> None:
-    http, listen = url
+def _ask_grpc(listen: str) -> str:
     with Client(listen) as client:
+        return client.generate(PROMPT, **SEEDED).text
+
+
+def test_same_seed_same_text_by_any_way_and_gateway(stack: Any) -> None:
+    http = f"http://{stack.http}/v1"
+    with Client(stack.listen) as client:
         alone = client.generate(PROMPT, **SEEDED).text
         assert alone
         with ThreadPoolExecutor(16) as pool:
             asked = [pool.submit(_ask, http, is_stream=number % 2 == 0) for number in range(12)]
-            asked += [pool.submit(lambda: client.generate(PROMPT, **SEEDED).text) for _ in range(4)]
+            asked += [pool.submit(_ask_grpc, stack.listen) for _ in range(4)]
             assert {future.result(120) for future in asked} == {alone}
         assert client.generate(PROMPT, **(SEEDED | {"seed": 12})).text != alone

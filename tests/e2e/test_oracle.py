@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from chairlift.ipc.common import SamplingParams
-from chairlift.runtime.model_source import BUILT_IN, resolve_model
 
 NUM_TOKENS = 64
 TIE = 1e-3
@@ -27,27 +26,18 @@ def _prompt(length: int) -> list[int]:
 PROMPTS = [_prompt(length) for length in PROMPT_LENS]
 
 
-@pytest.fixture(scope="module")
-def reference() -> Any:
-    from transformers import AutoModelForCausalLM
-
-    path = resolve_model(BUILT_IN).path
-    model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
-    return model.eval()
-
-
 class Alone:
     """What each prompt gives by itself; computed when first asked for."""
 
     def __init__(self, engine: Any) -> None:
-        self._engine = engine
+        self.engine = engine
         self._outputs: dict[int, list[int]] = {}
 
     def __getitem__(self, index: int) -> list[int]:
         if index not in self._outputs:
-            handle = self._engine.submit(PROMPTS[index], NUM_TOKENS)
-            self._engine.run()
-            self._outputs[index] = self._engine.tokens(handle)
+            handle = self.engine.submit(PROMPTS[index], NUM_TOKENS)
+            self.engine.run()
+            self._outputs[index] = self.engine.tokens(handle)
         return self._outputs[index]
 
 
@@ -66,8 +56,8 @@ def _check(model: Any, prompt: list[int], output: list[int]) -> None:
 
 
 @pytest.mark.parametrize("index", range(len(PROMPTS)), ids=lambda index: f"{PROMPT_LENS[index]} tokens")
-def test_alone_equals_transformers(index: int, alone: Alone, reference: Any) -> None:
-    _check(reference, PROMPTS[index], alone[index])
+def test_alone_equals_transformers(index: int, alone: Alone, transformers_smollm2: Any) -> None:
+    _check(transformers_smollm2, PROMPTS[index], alone[index])
 
 
 def _run_together(engine: Any) -> list[list[int]]:
@@ -78,20 +68,21 @@ def _run_together(engine: Any) -> list[list[int]]:
 
 WAYS: dict[str, Callable[[Any], Any]] = {
     "a batch of 20": lambda make: make(),
-    "without overlap": lambda make: make(overlap=False),
     "chunks of 64": lambda make: make(max_num_batched_tokens=64),
-    "static": lambda make: make(batching="static"),
+    "static, without overlap": lambda make: make(batching="static", overlap=False),
     "tiny KV cache": lambda make: make(num_blocks=72, enable_prefix_caching=False),
 }
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_however_they_ride_the_tokens_are_the_same(way: str, smollm2: Any, alone: Alone, reference: Any) -> None:
+def test_however_they_ride_the_tokens_are_the_same(
+    way: str, smollm2: Any, alone: Alone, transformers_smollm2: Any
+) -> None:
     engine = WAYS[way](smollm2)
     together = _run_together(engine)
     for index, output in enumerate(together):
         if output != alone[index]:
-            _check(reference, PROMPTS[index], output)
+            _check(transformers_smollm2, PROMPTS[index], output)
     if way == "tiny KV cache":
         preemptions = engine.core.load().preemptions
         print(f"preemptions: {preemptions}")
@@ -100,16 +91,17 @@ def test_however_they_ride_the_tokens_are_the_same(way: str, smollm2: Any, alone
         assert max(engine.step_sizes) == 64
 
 
-def test_a_prefix_hit_gives_the_same_tokens(smollm2: Any, alone: Alone, reference: Any) -> None:
-    engine = smollm2()
-    _run_together(engine)
+def test_a_prefix_hit_gives_the_same_tokens(alone: Alone, transformers_smollm2: Any) -> None:
+    """All at once, of the engine that has computed each alone before."""
+    outputs = [alone[index] for index in range(len(PROMPTS))]
+    engine = alone.engine
     handles = [engine.submit(prompt, NUM_TOKENS) for prompt in PROMPTS]
     engine.run()
     cached = [engine.answers[handle].ends[0].cached_tokens for handle in handles]
     assert [count > 0 for count in cached] == [length > 16 for length in PROMPT_LENS]
     for index, handle in enumerate(handles):
-        if engine.tokens(handle) != alone[index]:
-            _check(reference, PROMPTS[index], engine.tokens(handle))
+        if engine.tokens(handle) != outputs[index]:
+            _check(transformers_smollm2, PROMPTS[index], engine.tokens(handle))
 
 
 def test_choices_share_a_prompt_and_have_their_own_noise(smollm2: Any) -> None:

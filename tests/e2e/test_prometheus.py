@@ -18,6 +18,8 @@ from chairlift.v1 import inference_pb2_grpc as pb_grpc
 from deploy.observability.answers import ask, ask_panels
 
 _RULES = Path(__file__).resolve().parents[2] / "deploy" / "observability" / "prometheus" / "rules.yaml"
+PROMPT = "Once upon a time"
+"""A token a byte."""
 _MAY_BE_SILENT = {"Objectives: share missed in an hour"}
 """Ratios over longer than this test lasts."""
 
@@ -68,8 +70,8 @@ class Prometheus:
 
 
 @pytest.fixture
-def stack(serve: Callable[..., Any]) -> Any:
-    return serve("scheduler.max_num_seqs=4").wait_ready()
+def stack(serve: Callable[..., Any], tiny_model: Path) -> Any:
+    return serve(f"model.source={tiny_model}", "scheduler.max_num_seqs=4").wait_ready()
 
 
 @pytest.fixture
@@ -88,7 +90,7 @@ def test_prometheus_sees_idle_work_and_every_end(stack: Any, prometheus: Prometh
     with grpc.insecure_channel(stack.listen) as channel:
         stub = pb_grpc.InferenceServiceStub(channel)
         stopping = pb.Stopping(max_tokens=24, ignore_eos=True)
-        streams = [stub.Generate(pb.GenerateRequest(text="Once upon a time", stopping=stopping)) for _ in range(8)]
+        streams = [stub.Generate(pb.GenerateRequest(text=PROMPT, stopping=stopping)) for _ in range(8)]
         assert all(list(stream) for stream in streams)
         refused = stub.Generate(pb.GenerateRequest(text="hi", sampling=pb.Sampling(top_p=7)))
         assert refused.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -99,7 +101,7 @@ def test_prometheus_sees_idle_work_and_every_end(stack: Any, prometheus: Prometh
         prometheus.until("gen_ai_server_time_to_first_token_seconds_count", 8)
         prometheus.until("gen_ai_server_request_duration_seconds_count", 9)
         prometheus.until(
-            'chairlift_scheduler_tenant_service_total{tenant="default"}', 8 * 24 + 8 * 4 - _cached(prometheus)
+            'chairlift_scheduler_tenant_service_total{tenant="default"}', 8 * 24 + 8 * len(PROMPT) - _cached(prometheus)
         )
     for gauge in ("chairlift_scheduler_running", "chairlift_scheduler_kv_blocks_used"):
         prometheus.until(gauge, 0)

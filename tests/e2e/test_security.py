@@ -73,8 +73,8 @@ class RawCollector:
 class Secured:
     """A stack with credentials, and clients for each of its tenants."""
 
-    def __init__(self, stack: Any, folder: Path, tokens: dict[str, str], collector: RawCollector, http: str) -> None:
-        self.stack, self.folder, self.tokens, self.collector, self.http = stack, folder, tokens, collector, http
+    def __init__(self, stack: Any, folder: Path, tokens: dict[str, str], collector: RawCollector) -> None:
+        self.stack, self.folder, self.tokens, self.collector = stack, folder, tokens, collector
         self.root = folder / "server.crt"
         self.tls = Tls(ca=self.root)
 
@@ -100,7 +100,7 @@ class Secured:
     def post(self, path: str, body: bytes, token: str) -> tuple[int, bytes]:
         """Over HTTP: status and answer."""
         headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
-        request = urllib.request.Request(f"https://{self.http}{path}", body, headers)
+        request = urllib.request.Request(f"https://{self.stack.http}{path}", body, headers)
         try:
             context = ssl.create_default_context(cafile=self.root)
             with urllib.request.urlopen(request, timeout=120, context=context) as answer:  # noqa: S310 - https it is
@@ -119,9 +119,9 @@ class Secured:
 
 
 @pytest.fixture(scope="module")
-def secured(tmp_path_factory: pytest.TempPathFactory, make_stack: Any, free_address: Any) -> Iterator[Secured]:
+def secured(tmp_path_factory: pytest.TempPathFactory, make_stack: Any) -> Iterator[Secured]:
     folder = tmp_path_factory.mktemp("secured")
-    cert, key, auth, http = folder / "server.crt", folder / "server.pkey", folder / "auth.toml", free_address()
+    cert, key, auth = folder / "server.crt", folder / "server.pkey", folder / "auth.toml"
     assert OPENSSL is not None
     subprocess.run(
         [OPENSSL, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
@@ -144,11 +144,11 @@ def secured(tmp_path_factory: pytest.TempPathFactory, make_stack: Any, free_addr
         environ.setenv("CHAIRLIFT_FAULT_TOKEN", str(FAULT_TOKEN))
         stack = make_stack(
             folder, "supervisor.gateways=2", f"gateway.auth_file={auth}", f"gateway.tls_cert_file={cert}",
-            f"gateway.tls_key_file={key}", f"gateway.http_listen={http}", f"scheduler.record={folder / 'record'}",
+            f"gateway.tls_key_file={key}", "gateway.http_listen=127.0.0.1:0", f"scheduler.record={folder / 'record'}",
             "telemetry.log_level=debug",
         )  # fmt: skip
     try:
-        yield Secured(stack.wait_ready(), folder, tokens, collector, http)
+        yield Secured(stack.wait_ready(), folder, tokens, collector)
     finally:
         if stack.process.poll() is None:
             stack.process.kill()

@@ -126,7 +126,7 @@ async def test_a_drain_by_the_operator_ends_streams_at_its_deadline(rig: Any) ->
     await rig.ops.Drain(request)
     error = await rig.caller.error(call)
     assert (error.code, error.info.reason) == (grpc.StatusCode.UNAVAILABLE, "DRAINING")
-    assert (await rig.ops.GetServerInfo(ops_pb2.GetServerInfoRequest())).gateway_id
+    assert (await rig.ops.GetLoad(ops_pb2.GetLoadRequest())).replicas, "the operator is still answered"
 
 
 async def _flood_more(rig: Any, handle: int, spell: Spell, start: int) -> None:

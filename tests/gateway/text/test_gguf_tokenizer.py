@@ -47,10 +47,11 @@ class _Reference(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def loaded(built_in: ModelSource) -> _Reference:
+def loaded(built_in: ModelSource, quick_gguf: Any) -> _Reference:
     """transformers does not know the file's pre-tokenizer (``smollm``) and falls back to GPT-2's, which keeps digits
     together; SmolLM's own tokenizer.json cuts them apart first."""
-    tokenizer = transformers.AutoTokenizer.from_pretrained(built_in.path.parent, gguf_file=built_in.path.name)
+    with quick_gguf():
+        tokenizer = transformers.AutoTokenizer.from_pretrained(built_in.path.parent, gguf_file=built_in.path.name)
     as_it_is = {text: tokenizer(text)["input_ids"] for text in CORPUS}
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]

@@ -1,15 +1,11 @@
 """SmolLM2-135M from its GGUF: greedy output equals transformers' on the same dequantised weights."""
 
-import functools
 from typing import Any
 
-import gguf
-import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
-from chairlift.runtime.model_source import resolve_model
+from chairlift.runtime.model_source import BUILT_IN, resolve_model
 from gpu_worker.backends.reference import ReferenceModel
 from gpu_worker.loading.loader import open_model
 
@@ -18,17 +14,9 @@ PROMPT_LENGTHS = (1, 17, 64, 150)
 
 
 @pytest.fixture(scope="module")
-def real_models() -> tuple[Any, Any]:
-    source = resolve_model("smollm2-135m")
-    # Indexing a memory map once for each entry of the vocabulary, and the table of names made once a tensor, are two
-    # thirds of the reference's load.
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(np, "memmap", lambda path, *_, **__: np.fromfile(path, np.uint8))
-        patch.setattr(gguf, "get_tensor_name_map", functools.cache(gguf.get_tensor_name_map))
-        reference = AutoModelForCausalLM.from_pretrained(
-            source.path.parent, gguf_file=source.path.name, dtype=torch.float32, attn_implementation="sdpa"
-        )
-    return ReferenceModel(open_model(source).load(torch.float32, torch.device("cpu"))), reference.eval()
+def real_models(transformers_smollm2: Any) -> tuple[Any, Any]:
+    ours = open_model(resolve_model(BUILT_IN)).load(torch.float32, torch.device("cpu"))
+    return ReferenceModel(ours), transformers_smollm2
 
 
 def real_tokens(count: int, seed: int) -> list[int]:
