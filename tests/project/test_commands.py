@@ -28,7 +28,7 @@ def test_make_alone_lists_every_command_with_what_it_does() -> None:
     ("target", "commands"),
     [
         ("run", ["chairlift serve"]),
-        ("test", ["pytest", "--cov"]),
+        ("test", ["pytest --numprocesses 2", "--cov"]),
         (
             "check",
             ["ruff check", "ruff format --check", "mypy", "lint-imports", "buf lint", "breaking.sh", "test_stubs"],
