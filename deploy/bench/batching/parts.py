@@ -33,6 +33,8 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     report: ExperimentReport
     conditions: RunConditions
     charts: list[Chart]
+    experiment: Experiment | None = None
+    """What was done; None in files from before it was kept."""
 
 
 class SweepPoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,11 +50,24 @@ class SweepPoint(msgspec.Struct, frozen=True, kw_only=True):
     preemptions: int
 
 
+class SweepRecipe(msgspec.Struct, frozen=True, kw_only=True):
+    """What a sweep is to do."""
+
+    workload: str
+    users: tuple[int, ...]
+    """At once, ascending."""
+    requests_a_user: int
+    settings: tuple[str, ...]
+    """Of the stack, ``section.key=value`` each."""
+
+
 class Sweep(msgspec.Struct, frozen=True, kw_only=True):
     """A sweep of concurrency, done."""
 
     points: list[SweepPoint]
     conditions: RunConditions
+    recipe: SweepRecipe | None = None
+    """What was done; None in files from before it was kept."""
 
 
 def _shape(name: str, workload: str, num_requests: int, **load: float) -> Shape:
@@ -89,6 +104,7 @@ async def run_part(experiment: Experiment, laboratory: Laboratory, latency: str,
         report=judge(conducted, is_simulated=is_simulated),
         conditions=runs[0][1].conditions,
         charts=[plot_cdf(runs, latency, f"{experiment.name}: {latency}")],
+        experiment=experiment,
     )
 
 

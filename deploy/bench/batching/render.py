@@ -7,16 +7,17 @@ from deploy.bench.experiment.verdict import VariantDifference
 from deploy.bench.figures.comparison import Difference, Verdict
 from deploy.bench.output.machine_line import describe_place
 from deploy.bench.output.svg import Chart, Series
+from deploy.bench.workload.names import SPARSE_RATE
 
 _HEAD = """# What batching gives
 
-Made by `python -m deploy.bench.batching_report FOLDER`: every variant on a fresh stack of the built-in model, the same
+Made by `python -m deploy.bench.batching_report FOLDER`: every variant on a fresh {server}, the same
 requests for both, alternating order, {repetitions} repetitions of each shape, prefix caching off. A difference is
-claimed for one metric, named before; its interval (95 %) is over repetitions. Measured {date} on {place},
-other programs of the machine used at most {foreign} cores meanwhile.
+claimed for one metric, named before; its interval (95 %) is over repetitions. {measured}.
 """
 _SHAPES_HEAD = (
-    "shape", "load", "median e2e, static", "continuous", "difference", "verdict", "p99 e2e", "median TTFT", "tokens/s",
+    "shape", "load", "median e2e, static", "continuous", "difference", "verdict", "p99 e2e", "median TTFT", "p99 TTFT",
+    "median ITL", "p99 ITL", "tokens/s",
 )  # fmt: skip
 
 
@@ -69,14 +70,19 @@ def sweep_charts(sweep: Sweep) -> list[Chart]:
 
 
 def _head(shapes: Sequence[Part]) -> str:
-    first = shapes[0].conditions
+    first, report = shapes[0].conditions, shapes[0].report
     known = [part.conditions.foreign_cores for part in shapes if part.conditions.foreign_cores is not None]
-    return _HEAD.format(
-        repetitions=shapes[0].report.repetitions,
-        date=first.date[:10],
-        place=describe_place(first),
-        foreign=f"{max(known):.2f}" if known else "an unknown number of",
-    )
+    foreign = f"{max(known):.2f}" if known else "an unknown number of"
+    if report.is_simulated:
+        server = "simulated replica, whose steps cost what a linear model says (no machine's figures)"
+        measured = f"Simulated {first.date[:10]}"
+    else:
+        server = "stack of the built-in model"
+        measured = (
+            f"Measured {first.date[:10]} on {describe_place(first)},\n"
+            f"other programs of the machine used at most {foreign} cores meanwhile"
+        )
+    return _HEAD.format(server=server, repetitions=report.repetitions, measured=measured)
 
 
 def _shape_row(part: Part) -> tuple[str, ...]:
@@ -91,6 +97,9 @@ def _shape_row(part: Part) -> tuple[str, ...]:
         primary.verdict.value,
         _both(comparison, "p99_e2el_ms", "ms"),
         _both(comparison, "median_ttft_ms", "ms"),
+        _both(comparison, "p99_ttft_ms", "ms"),
+        _both(comparison, "median_itl_ms", "ms"),
+        _both(comparison, "p99_itl_ms", "ms"),
         _both(comparison, "output_throughput", ""),
     )
 
@@ -173,7 +182,10 @@ def _change(one: Difference) -> str:
 def _load(part: Part) -> str:
     conditions = part.conditions
     if conditions.request_rate is not None:
-        return f"{conditions.request_rate:g} requests/s"
+        told = f"{conditions.request_rate:g} requests/s"
+        if conditions.workload != "sparse" or conditions.request_rate == SPARSE_RATE:
+            return told
+        return f"{told}, {conditions.request_rate / SPARSE_RATE:g} times the workload's own rate"
     return f"{conditions.max_concurrency} users" if conditions.max_concurrency else "all at once"
 
 

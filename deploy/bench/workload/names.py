@@ -15,7 +15,7 @@ WORKLOADS = (
     "peers-prefill",
 )
 SPARSE_RATE = 0.2
-"""Requests a second of the workload `sparse` unless another load is asked for: they never meet."""
+"""Requests a second of the workload `sparse` unless another load is asked for: they seldom meet."""
 
 
 def tenants_of(workload: str) -> tuple[str, ...]:

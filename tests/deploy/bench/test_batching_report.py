@@ -1,10 +1,24 @@
 """The report on batching: its experiments on the simulator, and what it says of known figures."""
 
 import asyncio
+import sys
+from pathlib import Path
 
 import msgspec
+import pytest
 
-from deploy.bench.batching.parts import SHAPES, Sweep, SweepPoint, experiment_of, find_knee, run_part
+from deploy.bench import batching_report
+from deploy.bench.batching.parts import (
+    SHAPES,
+    Part,
+    Sweep,
+    SweepPoint,
+    SweepRecipe,
+    experiment_of,
+    find_knee,
+    run_part,
+)
+from deploy.bench.batching.recipe import find_part_differences, find_sweep_differences
 from deploy.bench.batching.render import chart_name, render_markdown, sweep_charts
 from deploy.bench.experiment.laboratory import SimulatedLaboratory
 from deploy.bench.output.svg import render_chart_file
@@ -45,7 +59,48 @@ def test_the_report_claims_a_gain_where_there_is_one_and_none_where_requests_nev
         assert "<style>" in render_chart_file(chart)
 
 
-def test_a_part_comes_back_from_its_file() -> None:
-    """Parts are measured at different times."""
-    sweep_of = [point(1, 10.5)]
-    assert msgspec.json.decode(msgspec.json.encode(sweep_of), type=list[SweepPoint]) == sweep_of
+def test_a_part_comes_back_from_its_file_and_is_known_by_what_it_was_made_with() -> None:
+    """Parts are measured at different times, and those from before say at least some of it."""
+    shape = next(one for one in SHAPES if one.name == "sparse")
+    wanted = experiment_of(shape, 2)
+    small = tuple(
+        msgspec.structs.replace(one, workload=msgspec.structs.replace(one.workload, num_requests=3))
+        for one in wanted.variants
+    )
+    wanted = msgspec.structs.replace(wanted, variants=small)
+    laboratory = SimulatedLaboratory(None, (), DeviceCost())
+    part = asyncio.run(run_part(wanted, laboratory, "e2el", is_simulated=True))
+    page = render_markdown([part], None, None, None)
+    assert "fresh simulated replica" in page
+    assert "0.4 requests/s, 2 times the workload's own rate" in page
+    assert "| p99 TTFT | median ITL | p99 ITL |" in page
+    kept = msgspec.json.decode(msgspec.json.encode(part), type=Part)
+    older = msgspec.structs.replace(kept, experiment=None)
+    for one in (kept, older):
+        assert find_part_differences(one, wanted, is_simulated=True) == []
+        assert find_part_differences(one, wanted, is_simulated=False) == ["simulated True, now False"]
+        more = msgspec.structs.replace(wanted, repetitions=3)
+        assert find_part_differences(one, more, is_simulated=True) == ["repetitions 2, now 3"]
+    assert find_part_differences(kept, experiment_of(shape, 2), is_simulated=True) == ["variants"]
+
+    recipe = SweepRecipe(workload="sparse", users=(1, 2), requests_a_user=2, settings=())
+    sweep = Sweep(points=[point(1, 10.5), point(2, 11)], conditions=part.conditions, recipe=recipe)
+    kept_sweep = msgspec.json.decode(msgspec.json.encode(sweep), type=Sweep)
+    for two in (kept_sweep, msgspec.structs.replace(kept_sweep, recipe=None)):
+        assert find_sweep_differences(two, recipe) == []
+        fewer = msgspec.structs.replace(recipe, users=(1,))
+        assert find_sweep_differences(two, fewer) == ["users (1, 2), now (1,)"]
+
+
+def test_a_kept_part_that_was_made_otherwise_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["batching_report", str(tmp_path), "--parts", "1", "--simulate"])
+    assert batching_report.main() == 0
+    (path,) = (tmp_path / "data").iterdir()
+    monkeypatch.setattr(sys, "argv", ["batching_report", str(tmp_path), "--parts", "0"])
+    assert batching_report.main() == 2
+    assert f"{path}: made otherwise (simulated True, now False)" in capsys.readouterr().err
+    path.write_text("{}")
+    assert batching_report.main() == 2
+    assert "no part of this report" in capsys.readouterr().err
