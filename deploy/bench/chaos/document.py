@@ -25,8 +25,8 @@ def write_document(report: ChaosReport, file: Path, place: str) -> None:
         plots.append(f"![{title}]({plot.name})")
     text = (
         "# Chaos: what a loaded stack loses when its processes and links fail\n\n"
-        f"`chairlift chaos --seconds {report.seconds:g} --seed {report.seed}`, {place}. Every accepted stream was "
-        "compared with the undisturbed run: tokens, text, log-probabilities, ends.\n\n"
+        f"`chairlift chaos --seconds {report.seconds:g} --seed {report.seed}`, {place}.\n"
+        "Every accepted stream was compared with the undisturbed run: tokens, text, log-probabilities, ends.\n\n"
         f"```\n{render_table(report)}```\n\n"
         "*noticed*: from the fault until the first process said so; *recovered*: the longest time without\n"
         "anything new that a stream open at the fault saw before the next one.\n\n" + "\n\n".join(plots) + "\n"
