@@ -44,4 +44,4 @@ def test_ci_runs_the_tests_and_then_the_checks() -> None:
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)
     found = re.findall(r"^make ([\w-]+)$", script.read_text(), flags=re.MULTILINE)
-    assert found == ["test", "fuzz-ci", "check"]
+    assert found == ["test", "fuzz-ci", "check", "chaos"]
