@@ -1,4 +1,4 @@
-"""The compose stack, run for real: builds, starts, streams, kills a worker and a gateway, streams on, tears down.
+"""The compose stack, run for real: builds, streams, kills a worker and a gateway, streams on, stops amid streams.
 
 Needs a Docker engine on this machine, and rights to signal what runs in it:
 
@@ -194,7 +194,8 @@ def _is_replaced(compose: Compose, victim: Victim, module: str) -> bool:
     return bool(pids) and victim.pid not in pids
 
 
-def _prove(compose: Compose, targets: Sequence[str]) -> None:
+def _prove(compose: Compose, targets: Sequence[str]) -> dict[str, str]:
+    """Everything but the end. Returns the text of each prompt."""
     took = _wait(
         "every service is healthy",
         lambda: all(
@@ -224,6 +225,18 @@ def _prove(compose: Compose, targets: Sequence[str]) -> None:
         raise ProofFailed("the worker's container was restarted")
     _finish(streams, expected)
     print("every stream ended with the text of the undisturbed run; the worker's container was not restarted")
+    return expected
+
+
+def _prove_stop(compose: Compose, targets: Sequence[str], expected: Mapping[str, str]) -> None:
+    """Gateways are asked to end first, and wait for their streams while the others go on."""
+    streams = _start_streams(targets)
+    _wait("streams are well under way", _progress(streams, _MAX_TOKENS * 3 // 4), 120)
+    if all(stream.num_tokens >= _MAX_TOKENS for stream in streams):
+        raise ProofFailed("every stream had ended before the stop: nothing is shown")
+    compose("stop", "--timeout", "60")
+    _finish(streams, expected)
+    print("stopped in the middle of streams: every one ended with its whole text")
 
 
 def _environment() -> dict[str, str]:
@@ -250,7 +263,7 @@ def main() -> int:
         if "--no-build" not in sys.argv[1:]:
             compose("build")
         compose("up", "--detach")
-        _prove(compose, targets)
+        _prove_stop(compose, targets, _prove(compose, targets))
     except ProofFailed as failure:
         print(f"FAILED: {failure}", file=sys.stderr)
         compose("logs", "--tail", "50")
