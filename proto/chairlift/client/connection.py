@@ -117,7 +117,8 @@ def _channel_options(target: str, tls: Tls | None, keepalive_s: float) -> Channe
         ("grpc.max_receive_message_length", _MAX_RECEIVE_BYTES),
         # A gateway that restarts is back within a second; gRPC's own pauses grow to two minutes.
         ("grpc.initial_reconnect_backoff_ms", 200),
-        ("grpc.min_reconnect_backoff_ms", 200),
+        # The time that a connection may take to come about, in spite of its name: far and busy hosts need some.
+        ("grpc.min_reconnect_backoff_ms", 5_000),
         ("grpc.max_reconnect_backoff_ms", 5_000),
         # A connection of one's own: the way from a gateway that drains to another behind the same address is a new one.
         ("grpc.use_local_subchannel_pool", 1),

@@ -1,10 +1,11 @@
 """Methods beside generation, credentials, and options of connections."""
 
+import asyncio
 from typing import Any
 
 import pytest
 
-from chairlift.client import AsyncClient, CancelOutcome, RequestState, Tls
+from chairlift.client import AsyncClient, CancelOutcome, RequestState, RetryPolicy, Tls
 from chairlift.client.connection import KEEPALIVE_S, make_connection
 from chairlift.runtime.settings import GatewaySettings
 from chairlift.v1 import inference_pb2 as pb
@@ -31,6 +32,32 @@ async def test_models_are_listed_over_all_pages(server: Any) -> None:
     assert first.limits.max_request_bytes == 1 << 40
     assert (first.limits.default_max_tokens, second.limits.default_max_tokens) == (None, 5)
     assert server.requests[1].page_token == "more"
+
+
+async def test_a_server_far_away_is_reached(server: Any) -> None:
+    """Connecting takes a few round trips; for once there is no repeat that would hide a failure."""
+    server.on_call = answering(pb.GetModelResponse(model=pb.Model(id="a")))
+    host, _, port = server.target.rpartition(":")
+
+    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, delay_s: float) -> None:
+        while data := await reader.read(1 << 16):
+            await asyncio.sleep(delay_s)
+            writer.write(data)
+        writer.close()
+
+    closed = asyncio.Event()
+
+    async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there = await asyncio.open_connection(host, int(port))
+        await asyncio.gather(carry(reader, there[1], 0.0), carry(there[0], writer, 0.4))
+        await asyncio.gather(writer.wait_closed(), there[1].wait_closed())
+        closed.set()
+
+    async with await asyncio.start_server(connect, "127.0.0.1", 0) as way:
+        target = f"127.0.0.1:{way.sockets[0].getsockname()[1]}"
+        async with AsyncClient(target, retry=RetryPolicy(max_attempts=1)) as client:
+            assert (await client.get_model("a")).id == "a"
+        await closed.wait()
 
 
 async def test_get_model(server: Any) -> None:
