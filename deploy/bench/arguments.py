@@ -1,6 +1,7 @@
 """Arguments that several commands share: target, workload, load, objectives. Imports nothing heavy, for `--help`."""
 
 import argparse
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -68,7 +69,7 @@ def add_workload_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--abandon-share", type=share, default=0.0, metavar="F", help="share of clients that go away in the middle (0)"
     )
-    group.add_argument("--seed", type=int, default=0, help="of prompts, lengths and arrivals (0)")
+    group.add_argument("--seed", type=non_negative_int, default=0, help="of prompts, lengths and arrivals (0)")
 
 
 def add_load_arguments(parser: argparse.ArgumentParser) -> None:
@@ -96,9 +97,9 @@ def add_load_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"sessions to start ({DEFAULT_NUM_REQUESTS} unless --duration is given)",
     )
-    group.add_argument("--duration", type=positive, metavar="S", help="start none later than this")
+    group.add_argument("--duration", type=seconds, metavar="S", help="start none later than this")
     group.add_argument("--warmup", type=non_negative_int, default=4, metavar="N", help="uncounted requests before (4)")
-    group.add_argument("--timeout", type=positive, default=600.0, metavar="S", help="of one request (600)")
+    group.add_argument("--timeout", type=seconds, default=600.0, metavar="S", help="of one request (600)")
     group.add_argument(
         "--goodput",
         nargs="+",
@@ -149,6 +150,41 @@ def positive(text: str) -> float:
     if not value > 0:
         raise argparse.ArgumentTypeError(f"{text!r}: expected a number above 0")
     return value
+
+
+def seconds(text: str) -> float:
+    """A time that ends: from a millisecond to a year."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 1e-3 <= value <= 366 * 86_400:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected seconds, a year at most")
+    return value
+
+
+def at_most(bound: int) -> Callable[[str], int]:
+    """A whole number above 0, up to `bound`."""
+
+    def parse_argument(text: str) -> int:
+        value = positive_int(text)
+        if value > bound:
+            raise argparse.ArgumentTypeError(f"{text!r}: {bound:,} at most")
+        return value
+
+    return parse_argument
+
+
+def new_file(text: str) -> Path:
+    """A file that can be written, as far as can be told before there is anything to write."""
+    path = Path(text)
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(f"{text}: is a folder")
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{text}: there is no folder {path.parent}")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{text}: may not be written")
+    return path
 
 
 def rate(text: str) -> float:

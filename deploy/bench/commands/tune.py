@@ -33,7 +33,8 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         tuned, journal = asyncio.run(_tune(arguments, objectives, load))
     except asyncio.CancelledError:
-        raise BenchError("ended by SIGTERM; a journal holds the trials that were done") from None
+        told = f"; {arguments.journal} holds the trials that were done" if arguments.journal is not None else ""
+        raise BenchError(f"ended by a signal{told}") from None
     _report(arguments, tuned, journal, objectives)
     return ExitCode.OK if tuned.outcome.best is not None else ExitCode.FAILED
 

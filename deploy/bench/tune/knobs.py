@@ -63,11 +63,14 @@ class KnobClient:
         """Lets go of the connection."""
         await self._channel.close()
 
-    async def read(self) -> list[InForce]:
-        """Of every replica; at least one."""
+    async def read(self, *, is_patient: bool = False) -> list[InForce]:
+        """Of every replica; at least one. `is_patient` waits some seconds for a gateway that is not there."""
         try:
             answer = await self._stub.GetConfig(
-                ops_pb2.GetConfigRequest(), metadata=self._metadata, timeout=_CALL_TIMEOUT_S
+                ops_pb2.GetConfigRequest(),
+                metadata=self._metadata,
+                timeout=_CALL_TIMEOUT_S,
+                wait_for_ready=is_patient,
             )
         except grpc.aio.AioRpcError as error:
             raise TargetError(f"{self._address}: GetConfig: {describe_error(error)}") from None

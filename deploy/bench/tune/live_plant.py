@@ -6,6 +6,7 @@ somebody else made ends the search too, and is left in force.
 """
 
 import asyncio
+import contextlib
 import signal
 from types import TracebackType
 from typing import Self
@@ -24,6 +25,7 @@ from deploy.bench.tune.trial import KnobValue, Setting, TrialRun, TuneObjectives
 GUARD_EXCESS = 3.0
 """A trial may leave the objective: that is how its border is found. At so many times of it the server itself acts."""
 GUARD_WINDOW_S = 120
+_ENDS = (signal.SIGTERM, signal.SIGHUP)
 GUARD_ACTED = "the server's guard took the change back during this trial"
 
 
@@ -44,13 +46,13 @@ class LivePlant:
         self._chosen: dict[str, KnobValue] | None = None
 
     async def __aenter__(self) -> Self:
-        """SIGTERM cancels the block from now on, once: what then puts things back is not to be cancelled again."""
+        """SIGTERM or SIGHUP cancels the block from now on, once: putting things back is not to be cancelled again."""
         try:
             await self._take_rollback_points()
         except BaseException:
             await self._close()
             raise
-        _cancel_once_on_sigterm()
+        _cancel_once_when_told_to_end()
         return self
 
     async def __aexit__(
@@ -60,7 +62,8 @@ class LivePlant:
         try:
             await self._end(is_kept=kind is None)
         finally:
-            asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
+            for end in _ENDS:
+                asyncio.get_running_loop().remove_signal_handler(end)
             await self._close()
 
     async def describe(self) -> PlantFacts:
@@ -119,7 +122,14 @@ class LivePlant:
         for name, at in self._ours.items():
             changes = {knob: value for knob, value in knobs.items() if value != at.knobs.get(knob)}
             if changes:
-                self._ours[name] = await self._knobs.change(at, changes, guard, comment)
+                change = asyncio.ensure_future(self._knobs.change(at, changes, guard, comment))
+                try:
+                    self._ours[name] = await asyncio.shield(change)
+                except asyncio.CancelledError:
+                    # It may be in force already: what is not known to be ours would be left as somebody else's.
+                    with contextlib.suppress(BenchError):
+                        self._ours[name] = await change
+                    raise
 
     async def _end(self, *, is_kept: bool) -> None:
         if self._chosen is None or not is_kept:
@@ -134,7 +144,12 @@ class LivePlant:
     async def _roll_back(self) -> None:
         """Every replica that can; then raises TargetError where one could not, or has what somebody else gave it."""
         failures = []
-        for one in await self._knobs.read():
+        try:
+            found = await self._knobs.read(is_patient=True)
+        except TargetError as error:
+            starts = ", ".join(f"{name} to revision {one.revision}" for name, one in self._start.items())
+            raise TargetError(f"put the knobs back by hand (chairlift config rollback): {starts}: {error}") from None
+        for one in found:
             start, ours = self._start.get(one.replica_id), self._ours.get(one.replica_id)
             if start is None or ours is None or one.revision == start.revision:
                 continue
@@ -166,12 +181,14 @@ def _describe_stranger(one: InForce) -> str:
     return f"{one.replica_id}: somebody else made revision {one.revision}{who} meanwhile; it is left in force"
 
 
-def _cancel_once_on_sigterm() -> None:
+def _cancel_once_when_told_to_end() -> None:
     block, loop = asyncio.current_task(), asyncio.get_running_loop()
     assert block is not None
 
     def cancel() -> None:
-        loop.add_signal_handler(signal.SIGTERM, lambda: None)
+        for end in _ENDS:
+            loop.add_signal_handler(end, lambda: None)
         block.cancel()
 
-    loop.add_signal_handler(signal.SIGTERM, cancel)
+    for end in _ENDS:
+        loop.add_signal_handler(end, cancel)

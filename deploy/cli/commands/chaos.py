@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from chairlift.runtime.process import ExitCode
-from deploy.bench.arguments import positive, positive_int
+from deploy.bench.arguments import at_most, new_file, non_negative_int, seconds
 from deploy.cli.bench_errors import bench_errors
 from deploy.cli.errors import CommandError
 from deploy.cli.request_flags import TOKEN_ENV, add_credential_flags, connection_options
@@ -36,14 +36,14 @@ _BENEATH = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """How long, how seeded, and the settings of the stack."""
-    parser.add_argument("--seconds", type=positive, default=120.0, metavar="S", help="of load with faults (120)")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of load and faults (0)")
-    parser.add_argument("--replicas", type=positive_int, default=2, metavar="N", help="schedulers with a worker (2)")
-    parser.add_argument("--gateways", type=positive_int, default=2, metavar="N", help="gateways on one port (2)")
-    parser.add_argument("--users", type=positive_int, default=8, metavar="N", help="streams at a time (8)")
-    parser.add_argument("--jobs", type=positive_int, default=16, metavar="N", help="different requests (16)")
-    parser.add_argument("--log", type=Path, metavar="FILE", help="keep what the processes write")
-    parser.add_argument("--report", type=Path, metavar="FILE.md", help="write a report, with plots beside it")
+    parser.add_argument("--seconds", type=seconds, default=120.0, metavar="S", help="of load with faults (120)")
+    parser.add_argument("--seed", type=non_negative_int, default=0, metavar="N", help="of load and faults (0)")
+    parser.add_argument("--replicas", type=at_most(64), default=2, metavar="N", help="schedulers with a worker (2)")
+    parser.add_argument("--gateways", type=at_most(64), default=2, metavar="N", help="gateways on one port (2)")
+    parser.add_argument("--users", type=at_most(10_000), default=8, metavar="N", help="streams at a time (8)")
+    parser.add_argument("--jobs", type=at_most(10_000), default=16, metavar="N", help="different requests (16)")
+    parser.add_argument("--log", type=new_file, metavar="FILE", help="keep what the processes write")
+    parser.add_argument("--report", type=new_file, metavar="FILE.md", help="write a report, with plots beside it")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.add_argument(
         "--root-net",

@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+from deploy.bench.arguments import new_file
 from deploy.cli.bench_errors import bench_errors
 
 
@@ -16,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--paired", action="store_true", help="run i of one side belongs to run i of the other: same requests, in turn"
     )
     parser.add_argument("--json", action="store_true", help="print the differences as JSON")
-    parser.add_argument("--html", type=Path, metavar="FILE.html", help="write a report with plots")
+    parser.add_argument("--html", type=new_file, metavar="FILE.html", help="write a report with plots")
 
 
 def run(arguments: argparse.Namespace) -> int:

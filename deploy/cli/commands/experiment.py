@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from chairlift.runtime.settings_loader import add_settings_arguments
-from deploy.bench.arguments import add_simulator_arguments, positive_int
+from deploy.bench.arguments import add_simulator_arguments, new_file, positive_int
 from deploy.cli.bench_errors import bench_errors
 
 
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.add_argument("--output", type=Path, metavar="FOLDER", help="write each run's result and plots there")
-    parser.add_argument("--html", type=Path, metavar="FILE.html", help="write a report with plots")
+    parser.add_argument("--html", type=new_file, metavar="FILE.html", help="write a report with plots")
     add_simulator_arguments(parser)
     add_settings_arguments(parser)
 

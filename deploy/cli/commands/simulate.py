@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from chairlift.runtime.settings_loader import add_settings_arguments
-from deploy.bench.arguments import positive, positive_int, rate
+from deploy.bench.arguments import new_file, positive, positive_int, rate
 from deploy.cli.bench_errors import bench_errors
 
 
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     goodput.add_argument("--slo-tpot-ms", type=positive, default=100.0, metavar="MS", help="mean, a token (100)")
     result = parser.add_argument_group("result")
     result.add_argument("--json", action="store_true", help="print the figures as JSON")
-    result.add_argument("--html", type=Path, metavar="FILE.html", help="write a page with figures and plots")
+    result.add_argument("--html", type=new_file, metavar="FILE.html", help="write a page with figures and plots")
     result.add_argument("--svg", type=Path, metavar="FOLDER", help="write the plots, a file each")
     add_settings_arguments(parser)
 

@@ -7,9 +7,11 @@ from chairlift.runtime.settings_loader import add_settings_arguments
 from deploy.bench.arguments import (
     add_simulator_arguments,
     add_workload_arguments,
+    new_file,
     non_negative_int,
     positive,
     positive_int,
+    seconds,
 )
 from deploy.cli.bench_errors import bench_errors
 
@@ -37,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="uncounted requests (8); the scheduler needs some before it knows what steps cost and can keep a target",
     )
-    search.add_argument("--timeout", type=positive, default=600.0, metavar="S", help="of one request (600)")
+    search.add_argument("--timeout", type=seconds, default=600.0, metavar="S", help="of one request (600)")
     search.add_argument("--max-concurrency", type=positive_int, default=256, metavar="N", help="most users tried (256)")
     search.add_argument("--max-trials", type=positive_int, default=48, metavar="N", help="(48)")
     search.add_argument(
@@ -51,7 +53,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--repetitions", type=non_negative_int, default=3, metavar="N", help="of the choice against the start (3)"
     )
     search.add_argument("--journal", type=Path, metavar="FILE", help="keep trials, go on with those of before")
-    parser.add_argument("--output", type=Path, metavar="FILE.toml", help="write the chosen settings with the evidence")
+    parser.add_argument(
+        "--output", type=new_file, metavar="FILE.toml", help="write the chosen settings with the evidence"
+    )
     parser.add_argument("--json", action="store_true", help="print the outcome as JSON")
     add_simulator_arguments(parser)
     add_settings_arguments(parser)

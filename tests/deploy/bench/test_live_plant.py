@@ -32,6 +32,9 @@ class Operator(ops_pb2_grpc.OpsServiceServicer):
         self.updates: list[ops_pb2.UpdateConfigRequest] = []
         self.refuses = False
         self.max_num_seqs = 64
+        self.answers: asyncio.Event | None = None
+        """Changes are answered when it is set, where there is one."""
+        self.changed = asyncio.Event()
 
     def _answer(self) -> list[ops_pb2.ReplicaConfig]:
         if self.refuses:
@@ -59,6 +62,9 @@ class Operator(ops_pb2_grpc.OpsServiceServicer):
         for path in request.update_mask.paths:
             setattr(config, path, getattr(request.config, path))
         self._revise(config, ops_pb2.CONFIG_ORIGIN_UPDATE)
+        self.changed.set()
+        if self.answers is not None:
+            await self.answers.wait()
         return ops_pb2.UpdateConfigResponse(replicas=self._answer())
 
     async def RollbackConfig(self, request: Any, context: Any) -> ops_pb2.RollbackConfigResponse:
@@ -202,16 +208,35 @@ async def test_knobs_go_back_when_what_was_chosen_is_refused(operator: Operator)
     assert operator.seats == 8
 
 
-async def test_knobs_go_back_on_sigterm(operator: Operator) -> None:
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGHUP])
+async def test_knobs_go_back_when_told_to_end(operator: Operator, end: signal.Signals) -> None:
     async def search(plant: LivePlant) -> None:
         async with plant:
             await plant.run(setting(32), 0)
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), end)
             await asyncio.Event().wait()
 
     async with running_server(operator) as plant:
         with pytest.raises(asyncio.CancelledError):
             await asyncio.create_task(search(plant))
+    assert operator.seats == 8
+
+
+async def test_a_change_that_is_on_its_way_when_told_to_end_goes_back_too(operator: Operator) -> None:
+    """It is in force, but its answer has not come: it is ours all the same."""
+    operator.answers = asyncio.Event()
+
+    async def search(plant: LivePlant) -> None:
+        async with plant:
+            await plant.run(setting(32), 0)
+
+    async with running_server(operator) as plant:
+        searching = asyncio.create_task(search(plant))
+        await operator.changed.wait()
+        searching.cancel()
+        operator.answers.set()
+        with pytest.raises(asyncio.CancelledError):
+            await searching
     assert operator.seats == 8
 
 

@@ -93,6 +93,28 @@ def test_bad_settings_end_serve_with_2(arguments: list[str], message: str, capsy
     assert error.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["chaos", "--report", "/nowhere/x.md"], "there is no folder /nowhere"),
+        (["chaos", "--log", "/"], "/: is a folder"),
+        (["chaos", "--seconds", "inf"], "a year at most"),
+        (["chaos", "--users", "1000000000"], "10,000 at most"),
+        (["tune", "--simulate", "--output", "/nowhere/x.toml"], "there is no folder /nowhere"),
+        (["tune", "--simulate", "--seed", "-1"], "expected a whole number"),
+        (["experiment", "policy", "--html", "/nowhere/x.html"], "there is no folder /nowhere"),
+        (["bench", "serve", "--timeout", "1e300"], "a year at most"),
+    ],
+)
+def test_what_cannot_be_written_or_ended_is_refused_at_the_start(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+
+
 def test_a_model_that_is_not_there_ends_serve_with_3(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--model", "./nothing-here"]) == 3
     assert capsys.readouterr().err.startswith("chairlift serve: ./nothing-here: no such folder or file")

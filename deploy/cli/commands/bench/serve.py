@@ -8,6 +8,7 @@ from deploy.bench.arguments import (
     add_openai_arguments,
     add_target_arguments,
     add_workload_arguments,
+    new_file,
 )
 from deploy.cli.bench_errors import bench_errors
 
@@ -23,8 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--token-digests", action="store_true", help="record a hash of each output's tokens")
     group.add_argument("--json", action="store_true", help="print the figures as JSON")
     group.add_argument("--output", type=Path, metavar="FILE.json", help="write figures and every request")
-    group.add_argument("--csv", type=Path, metavar="FILE.csv", help="write one line a request")
-    group.add_argument("--html", type=Path, metavar="FILE.html", help="write a report with plots")
+    group.add_argument("--csv", type=new_file, metavar="FILE.csv", help="write one line a request")
+    group.add_argument("--html", type=new_file, metavar="FILE.html", help="write a report with plots")
 
 
 def run(arguments: argparse.Namespace) -> int:
