@@ -15,6 +15,7 @@ from typing import TypeVar
 import msgspec
 
 from chairlift.runtime.process import ExitCode
+from deploy.bench.arguments import positive_int
 from deploy.bench.batching.parts import CHUNKED, SHAPES, SWEEP, Part, Sweep, SweepRecipe, experiment_of, run_part
 from deploy.bench.batching.recipe import find_part_differences, find_sweep_differences
 from deploy.bench.batching.render import chart_name, render_markdown, sweep_charts
@@ -42,13 +43,21 @@ def main() -> int:
     """Runs what is missing, then writes FOLDER/batching.md with its charts."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[2])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--repetitions", type=int, default=3, metavar="N", help="of each variant (3)")
-    parser.add_argument("--parts", type=int, metavar="N", help="measure at most N parts now, and write no report yet")
+    parser.add_argument("--repetitions", type=positive_int, default=3, metavar="N", help="of each variant (3)")
+    parser.add_argument(
+        "--parts", type=positive_int, metavar="N", help="measure at most N parts now, and write no report yet"
+    )
     parser.add_argument("--simulate", action="store_true", help="on the simulator, without the sweep")
     arguments = parser.parse_args()
     report = _Report(arguments.folder, arguments.repetitions, arguments.parts, is_simulated=arguments.simulate)
     try:
         return report.write()
+    except asyncio.CancelledError:
+        print("batching_report: ended; the parts that are done are kept", file=sys.stderr)
+        return ExitCode.FAILED
+    except OSError as error:
+        print(f"batching_report: {arguments.folder}: {error.strerror}", file=sys.stderr)
+        return ExitCode.FAILED
     except BenchError as error:
         print(f"batching_report: {error}", file=sys.stderr)
         return ExitCode.USAGE if isinstance(error, BenchUsageError) else ExitCode.FAILED
