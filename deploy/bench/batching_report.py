@@ -15,7 +15,7 @@ from typing import TypeVar
 import msgspec
 
 from chairlift.runtime.process import ExitCode
-from deploy.bench.arguments import positive_int
+from deploy.bench.arguments import non_negative_int, positive_int
 from deploy.bench.batching.parts import CHUNKED, SHAPES, SWEEP, Part, Sweep, SweepRecipe, experiment_of, run_part
 from deploy.bench.batching.recipe import find_part_differences, find_sweep_differences
 from deploy.bench.batching.render import chart_name, render_markdown, sweep_charts
@@ -45,7 +45,7 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--repetitions", type=positive_int, default=3, metavar="N", help="of each variant (3)")
     parser.add_argument(
-        "--parts", type=positive_int, metavar="N", help="measure at most N parts now, and write no report yet"
+        "--parts", type=non_negative_int, metavar="N", help="measure at most N parts now, no report yet"
     )
     parser.add_argument("--simulate", action="store_true", help="on the simulator, without the sweep")
     arguments = parser.parse_args()
