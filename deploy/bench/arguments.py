@@ -178,8 +178,8 @@ def at_most(bound: int) -> Callable[[str], int]:
 def new_file(text: str) -> Path:
     """A file that can be written, as far as can be told before there is anything to write."""
     path = Path(text)
-    if path.is_dir():
-        raise argparse.ArgumentTypeError(f"{text}: is a folder")
+    if path.exists() and not path.is_file():
+        raise argparse.ArgumentTypeError(f"{text}: is no regular file")
     if not path.parent.is_dir():
         raise argparse.ArgumentTypeError(f"{text}: there is no folder {path.parent}")
     if not os.access(path if path.exists() else path.parent, os.W_OK):

@@ -112,9 +112,11 @@ def _read_bounds(pairs: list[str]) -> dict[str, tuple[float, float]]:
         name, _, span = pair.partition("=")
         low, _, high = span.partition(":")
         try:
-            found[name] = (float(low), float(high))
+            found[name] = least, most = float(low), float(high)
         except ValueError:
             raise BenchUsageError(f"--bound {pair}: expected KNOB=LOW:HIGH") from None
+        if not 0 < least <= most:
+            raise BenchUsageError(f"--bound {pair}: expected 0 < LOW <= HIGH")
         if name not in LADDERS:
             raise BenchUsageError(f"--bound {pair}: the knobs are {', '.join(LADDERS)}")
     return found

@@ -13,7 +13,7 @@ from msgspec import Meta
 from chairlift.ipc import device
 from chairlift.ipc.tokens import unpack_u32
 
-Microseconds = Annotated[float, Meta(ge=0)]
+Microseconds = Annotated[float, Meta(ge=0, le=1e9)]
 
 
 class DeviceCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -9,6 +9,9 @@ from deploy.bench.workload.names import WorkloadError
 if TYPE_CHECKING:
     import numpy
 
+MAX_LENGTH = 1 << 24
+"""Tokens: longer than any model takes."""
+
 
 class LengthRange(msgspec.Struct, frozen=True):
     """Uniform over whole numbers from `low` to `high`, both included."""
@@ -31,6 +34,6 @@ def parse_length_range(text: str) -> LengthRange:
         found = LengthRange(int(low), int(high) if colon else int(low))
     except ValueError:
         raise WorkloadError(f"{text!r}: expected a number of tokens, or LOW:HIGH") from None
-    if not 1 <= found.low <= found.high:
-        raise WorkloadError(f"{text!r}: expected 1 <= LOW <= HIGH")
+    if not 1 <= found.low <= found.high <= MAX_LENGTH:
+        raise WorkloadError(f"{text!r}: expected 1 <= LOW <= HIGH <= {MAX_LENGTH:,}")
     return found

@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     search.add_argument(
         "--repetitions", type=non_negative_int, default=3, metavar="N", help="of the choice against the start (3)"
     )
-    search.add_argument("--journal", type=Path, metavar="FILE", help="keep trials, go on with those of before")
+    search.add_argument("--journal", type=new_file, metavar="FILE", help="keep trials, go on with those of before")
     parser.add_argument(
         "--output", type=new_file, metavar="FILE.toml", help="write the chosen settings with the evidence"
     )

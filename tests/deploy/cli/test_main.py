@@ -97,11 +97,12 @@ def test_bad_settings_end_serve_with_2(arguments: list[str], message: str, capsy
     ("arguments", "message"),
     [
         (["chaos", "--report", "/nowhere/x.md"], "there is no folder /nowhere"),
-        (["chaos", "--log", "/"], "/: is a folder"),
+        (["chaos", "--log", "/"], "/: is no regular file"),
         (["chaos", "--seconds", "inf"], "a year at most"),
         (["chaos", "--users", "1000000000"], "10,000 at most"),
         (["tune", "--simulate", "--output", "/nowhere/x.toml"], "there is no folder /nowhere"),
         (["tune", "--simulate", "--seed", "-1"], "expected a whole number"),
+        (["tune", "--simulate", "--output-tokens", "99999999999999999999"], "HIGH <= 16,777,216"),
         (["experiment", "policy", "--html", "/nowhere/x.html"], "there is no folder /nowhere"),
         (["bench", "serve", "--timeout", "1e300"], "a year at most"),
     ],
