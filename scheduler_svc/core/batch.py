@@ -9,6 +9,7 @@ looks at nobody else.
 
 import heapq
 from array import array
+from collections import Counter
 from collections.abc import Sequence as Sequences
 
 from chairlift.ipc.tokens import pack_u32
@@ -39,10 +40,21 @@ class Batch:
         self._column_rows: array[int] = array("I")
         self._packed_rows = b""
         self._leaving: list[Sequence] = []
+        self._lengths_at: tuple[int, int] | None = None
+        self._lengths_left: list[tuple[int, int]] = []
+        """At that step, with that many changes of seats."""
         self.joining: dict[Sequence, None] = {}
         """Sequences whose last chunk is planned: they decode from the next plan on."""
 
     # ---- seats ----
+
+    def lengths_left(self) -> list[tuple[int, int]]:
+        """Steps until riders reach their lengths if nothing comes between, ascending, and how many do so then."""
+        at = (self.planned, self.num_changes)
+        if self._lengths_at != at:
+            left = Counter(max(one.length_left(self.planned), 1) for one in self.rows.values())
+            self._lengths_at, self._lengths_left = at, sorted(left.items())
+        return self._lengths_left
 
     @property
     def num_free_rows(self) -> int:

@@ -52,7 +52,9 @@ def end_sequence(
     known = len(sequence.outputs)
     _close(sequence, cause, now, known if num_tokens is None else min(num_tokens, known))
     if cause.failure is None:
-        state.forecast.note_end(len(sequence.outputs), request.prompt_len - request.cached_tokens)
+        num_computed = request.prompt_len - request.cached_tokens
+        is_by_length = cause.reason is FinishReason.LENGTH
+        state.forecast.note_end(len(sequence.outputs), num_computed, is_by_length=is_by_length)
     if state.watch is not None and sequence.boarded_step:
         state.watch.note_departed(sequence, cause.reason)
     if state.guard_watch is not None:

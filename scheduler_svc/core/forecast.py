@@ -33,6 +33,8 @@ class Forecast:
         """Output tokens of a choice, recently."""
         self.mean_prompt = 0.0
         """Prompt tokens computed for a choice, recently."""
+        self.share_unforeseen = 0.0
+        """Of choices that ended before the length at which they had to, recently."""
         self.mean_relative_error = 0.0
         """Of what was told, recently: |told - actual| / actual."""
         self.num_checked = 0
@@ -43,12 +45,18 @@ class Forecast:
         """The prediction to tell, by the ratio of truth to raw prediction in the recent past."""
         return Foretold(int(raw_ns), int(raw_ns * self._corrections[is_crowded]), is_crowded)
 
-    def note_end(self, num_outputs: int, num_prompt: int) -> None:
+    @property
+    def unforeseen_ends(self) -> float:
+        """Ends of a choice, a token, that come before its length makes it end."""
+        return self.share_unforeseen / max(self.mean_output, 1.0)
+
+    def note_end(self, num_outputs: int, num_prompt: int, *, is_by_length: bool) -> None:
         """A choice ended by itself, with so many tokens."""
         self._num_ends += 1
         smoothing = max(_SMOOTHING, 1 / self._num_ends)
         self.mean_output += (num_outputs - self.mean_output) * smoothing
         self.mean_prompt += (num_prompt - self.mean_prompt) * smoothing
+        self.share_unforeseen += (float(not is_by_length) - self.share_unforeseen) * smoothing
 
     def note_first_token(self, request: "Request", now: int) -> None:
         """The truth about a prediction."""

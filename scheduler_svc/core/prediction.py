@@ -4,6 +4,8 @@ In aggregate, not request by request, so that it costs the same with ten or ten 
 ahead at the rate at which steps take them, the seats and blocks that are missing at the rate at which riders leave.
 """
 
+from math import inf
+
 from scheduler_svc.core import pace
 from scheduler_svc.core.cost_model import StepCosts, StepShape
 from scheduler_svc.core.forecast import Foretold
@@ -30,12 +32,12 @@ def foretell(state: SchedulerState, num_ahead: int, num_uncached: int, now: int)
 
     num_full, num_rest = divmod(tokens_ahead + num_uncached, rate)
     own_ns = num_full * step_ns(rate) + (step_ns(num_rest) if num_rest else 0.0)
-    leaving = num_decodes / max(state.forecast.mean_output, 1.0)
     missing = max(_missing_seats(state, num_ahead), _missing_memory(state, tokens_ahead + num_uncached))
-    is_crowded = missing > 0 and leaving > 0
+    is_crowded = missing > 0 and bool(batch.rows)
     if is_crowded:
         full, rest = divmod(num_uncached, rate)
-        waiting_ns = missing / leaving * step_ns(int(leaving * state.forecast.mean_prompt))
+        num_steps = _steps_until_left(state, missing)
+        waiting_ns = num_steps * step_ns(int(missing / num_steps * state.forecast.mean_prompt))
         own_ns = max(own_ns, waiting_ns + full * step_ns(rate) + (step_ns(rest) if rest else 0.0))
     return state.forecast.correct(_in_flight_ns(state, costs, now) + own_ns, is_crowded=is_crowded)
 
@@ -47,6 +49,35 @@ def _in_flight_ns(state: SchedulerState, costs: StepCosts, now: int) -> float:
         return 0.0
     begun = max(state.last_result_ns, state.in_flight[0].planned_ns)
     return total - min(float(now - begun), costs.step_ns(state.in_flight[0].shape))
+
+
+def _steps_until_left(state: SchedulerState, num: float) -> float:
+    """Steps until `num` of those who decode are expected to have left, at least one.
+
+    At the latest each leaves when its length is reached, which is known; before that, as often as choices have ended
+    unforeseen of late. Riders that boarded together leave together: a mean rate would let too many in right after them.
+    """
+    hazard = state.forecast.unforeseen_ends
+    num_riders, num_due, before = len(state.batch.rows), 0, 0
+    for steps, count in state.batch.lengths_left():
+        found = _steps_by_chance(num - num_due, num_riders - num_due, hazard)
+        if found <= steps:
+            return max(found, before, 1.0)
+        num_due, before = num_due + count, steps
+        if num_due >= min(num, num_riders):
+            break
+    if num <= num_due:
+        return max(float(before), 1.0)
+    return max(before + (num - num_due) * state.forecast.mean_output / max(num_riders, 1), 1.0)
+
+
+def _steps_by_chance(num: float, num_riders: int, hazard: float) -> float:
+    """Steps until `num` of so many have ended, each with the chance `hazard` in a step; infinite for never."""
+    share = num / num_riders if num_riders > 0 else 1.0
+    if share >= 1.0 or hazard <= 0.0:
+        return 0.0 if share <= 0.0 else inf
+    # 1 - exp(-ht) by ht / (1 + ht): near enough, and the same on every machine.
+    return share / (hazard * (1.0 - share))
 
 
 def _missing_seats(state: SchedulerState, num_ahead: int) -> float:

@@ -195,6 +195,11 @@ class Sequence:
         """Prompt and settled output tokens."""
         return self.request.prompt_len + len(self.outputs)
 
+    def length_left(self, planned: int) -> int:
+        """Output tokens until its length ends it, where `planned` is the last step planned."""
+        known = len(self.outputs) if self.base is None else self.base + planned + 1 - self.request.prompt_len
+        return self.request.output_limit - known
+
     def move(self, to: SequenceState) -> None:
         """Changes state. Raises ForbiddenTransition, with the recent history, where the table has no such move."""
         if to not in TRANSITIONS[self.state]:

@@ -12,6 +12,7 @@ from deploy.bench.experiment.conduct import conduct
 from deploy.bench.experiment.definition import load_experiment
 from deploy.bench.experiment.laboratory import SimulatedLaboratory
 from deploy.bench.experiment.verdict import judge
+from deploy.bench.load.arrivals import Arrivals
 from deploy.bench.load.client import TargetModel
 from deploy.bench.load.generator import LoadPlan
 from deploy.bench.load.record import Outcome
@@ -26,9 +27,17 @@ from deploy.bench.workload.synthetic import RandomWorkload
 from scheduler_svc.config import scheduling_config
 
 COST = DeviceCost(step_us=10_000, decode_row_us=1_000, prefill_token_us=100)
+OVERLOADED = DeviceCost(step_us=40_000, decode_row_us=500, prefill_token_us=50)
 
 
-def run(*overrides: str, number: int = 1, output: int = 11, abandon_share: float = 0.0, **load: object) -> RunResult:
+def run(
+    *overrides: str,
+    number: int = 1,
+    output: int = 11,
+    abandon_share: float = 0.0,
+    cost: DeviceCost = COST,
+    **load: object,
+) -> RunResult:
     workload = RandomWorkload(
         name="fixed",
         ids=TokenIds(1),
@@ -41,7 +50,7 @@ def run(*overrides: str, number: int = 1, output: int = 11, abandon_share: float
         plan = LoadPlan(num_sessions=number, wants_ids=True, **load)  # type: ignore[arg-type]
         return Measurement(backend="simulator", model=model, workload=workload, plan=plan)
 
-    return simulate(load_settings(None, overrides, {}), COST, prepare)
+    return simulate(load_settings(None, overrides, {}), cost, prepare)
 
 
 def test_times_are_those_of_the_cost_model() -> None:
@@ -75,6 +84,19 @@ def test_the_core_learns_what_steps_cost_and_keeps_to_the_target_between_tokens(
     held = longest_gaps("scheduler.itl_target_ms=45")
     assert free > 60
     assert held <= 45.1
+
+
+def test_at_five_times_what_it_sustains_a_replica_serves_as_many_in_time_as_at_its_best() -> None:
+    """Riders of one length that boarded together leave together: by the mean rate of leaving too many were let in."""
+
+    def goodput(rate: float) -> float:
+        seats = ("scheduler.max_num_seqs=16", "scheduler.ttft_slo_ms=800", "scheduler.enable_prefix_caching=false")
+        result = run(*seats, cost=OVERLOADED, number=int(rate * 30), output=32, arrivals=Arrivals(rate=rate))
+        # What steps cost has to be learnt first.
+        later = result.records[int(rate * 5) :]
+        return sum(one.outcome is Outcome.OK and (one.ttft_ms or 0.0) <= 1000 for one in later) / 25
+
+    assert goodput(40.0) > 0.9 * max(goodput(8.0), goodput(16.0))
 
 
 def test_one_seat_serves_one_after_the_other() -> None:
