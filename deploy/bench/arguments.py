@@ -1,6 +1,7 @@
 """Arguments that several commands share: target, workload, load, objectives. Imports nothing heavy, for `--help`."""
 
 import argparse
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -143,24 +144,12 @@ def json_object(text: str) -> dict[str, Any]:
 
 def positive(text: str) -> float:
     """A number above 0, ``inf`` included."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not value > 0:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a number above 0")
-    return value
+    return _number(text, math.nextafter(0.0, 1.0), math.inf, "a number above 0")
 
 
 def seconds(text: str) -> float:
     """A time that ends: from a millisecond to a year."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 1e-3 <= value <= 366 * 86_400:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected seconds, a year at most")
-    return value
+    return _number(text, 1e-3, 366 * 86_400, "seconds, a year at most")
 
 
 def at_most(bound: int) -> Callable[[str], int]:
@@ -189,23 +178,22 @@ def new_file(text: str) -> Path:
 
 def rate(text: str) -> float:
     """What virtual time can be filled with: a number from a millionth to a million."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 1e-6 <= value <= 1e6:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a number from 1e-6 to 1e6")
-    return value
+    return _number(text, 1e-6, 1e6, "a number from 1e-6 to 1e6")
 
 
 def share(text: str) -> float:
     """A number from 0 to 1."""
+    return _number(text, 0.0, 1.0, "a number from 0 to 1")
+
+
+def _number(text: str, low: float, high: float, expected: str) -> float:
+    """A number from `low` to `high`. Raises ArgumentTypeError."""
     try:
         value = float(text)
     except ValueError:
-        value = -1.0
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a number from 0 to 1")
+        value = math.nan  # within no bounds
+    if not low <= value <= high:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected {expected}")
     return value
 
 

@@ -52,7 +52,7 @@ def _in_flight_ns(state: SchedulerState, costs: StepCosts, now: int) -> float:
 
 
 def _steps_until_left(state: SchedulerState, num: float) -> float:
-    """Steps until `num` of those who decode are expected to have left, at least one.
+    """Steps until `num` of the riders are expected to have left, at least one.
 
     At the latest each leaves when its length is reached, which is known; before that, as often as choices have ended
     unforeseen of late. Riders that boarded together leave together: a mean rate would let too many in right after them.
