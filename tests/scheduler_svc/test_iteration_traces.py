@@ -124,6 +124,7 @@ def test_a_lost_worker_ends_the_iteration_and_shows_in_the_request(
     worker.step()
     worker.receive(device.Plan)
     worker.send(device.WorkerBye(worker.epoch))
+    gateway.await_load(lambda load: load.worker_epoch == 0, "a beat that tells of the loss")
     second = new_worker(epoch=8, name=b"worker-1")
     second.join()
     has_ended = False
