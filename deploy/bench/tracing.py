@@ -1,9 +1,10 @@
 """What tracing costs: CPU time a token of the server's processes, with and without, in alternating pairs.
 
 Two stacks of one's own stand side by side; one exports a share of its traces to a sink in this process, which takes
-them and does nothing. Each run drives one of them while the other idles. A pair is several short runs of each, in turn
-(A B B A …), so that what changes on the machine changes both; and each pair has processes of its own, because where a
-worker's memory happens to lie makes its kernels faster or slower by per cents, for as long as it lives.
+them and does nothing. Each run drives one of them while the other idles, in turn (A B B A …), so that what changes on
+the machine changes both. A pair is two such sittings with processes of their own, started in opposite order: where a
+worker's memory happens to lie makes its kernels faster or slower by per cents for as long as it lives, and the one that
+starts second is the cheaper one by more than what tracing costs.
 """
 
 import asyncio
@@ -35,7 +36,7 @@ class TracingPlan(msgspec.Struct, frozen=True, kw_only=True):
     share: float = 0.1
     """Of traces that are sampled."""
     runs: int = 4
-    """Of each side in a pair."""
+    """Of each side in each of a pair's two sittings."""
     requests: int = 16
     """Of a run, all at once."""
     output_tokens: int = 64
@@ -48,7 +49,7 @@ class TracingCost(msgspec.Struct, frozen=True, kw_only=True):
     us_per_token_without: float
     us_per_token_with: float
     ratios: tuple[float, ...]
-    """With over without, less one, of each pair."""
+    """With over without, less one, of each pair: both sittings together."""
     overhead: Interval
     """95 % interval of their mean."""
     num_exports: int
@@ -113,11 +114,11 @@ async def measure_tracing(plan: TracingPlan, settings: Settings) -> TracingCost:
     costs: list[tuple[float, float]] = []
     try:
         for number in range(plan.pairs):
-            # The later of two equal stacks was seen to be the cheaper one.
-            environs = ({}, environ) if number % 2 == 0 else (environ, {})
-            async with _stack(settings, environs[0]) as first, _stack(settings, environs[1]) as second:
-                plain, traced = (first, second) if number % 2 == 0 else (second, first)
-                costs.append(await measure_pair(plan, plain, traced, traced_first=number % 4 >= 2))
+            sittings = [
+                await _measure_sitting(plan, settings, environ, traced_starts_first, drive_traced_first=number % 2 == 1)
+                for traced_starts_first in (False, True)
+            ]
+            costs.append((_mean([without for without, _ in sittings]), _mean([with_ for _, with_ in sittings])))
     finally:
         sink.close()
     if not sink.num_requests:
@@ -126,7 +127,7 @@ async def measure_tracing(plan: TracingPlan, settings: Settings) -> TracingCost:
 
 
 def summarize_pairs(plan: TracingPlan, costs: Sequence[tuple[float, float]], num_exports: int) -> TracingCost:
-    """The result of pairs as `measure_pair` gives them. Raises TracingError for fewer than two."""
+    """The result of pairs: CPU seconds a token without and with, of each. Raises TracingError for fewer than two."""
     ratios = tuple(with_ / without - 1 for without, with_ in costs)
     overhead = mean_interval(ratios)
     if overhead is None:
@@ -141,12 +142,26 @@ def summarize_pairs(plan: TracingPlan, costs: Sequence[tuple[float, float]], num
     )
 
 
-async def measure_pair(
-    plan: TracingPlan, plain: Target, traced: Target, *, traced_first: bool = False
+async def _measure_sitting(
+    plan: TracingPlan,
+    settings: Settings,
+    environ: dict[str, str],
+    traced_starts_first: bool,
+    *,
+    drive_traced_first: bool,
 ) -> tuple[float, float]:
-    """CPU seconds a token without and with, of the pair's runs together; after one of each that does not count."""
+    environs = (environ, {}) if traced_starts_first else ({}, environ)
+    async with _stack(settings, environs[0]) as first, _stack(settings, environs[1]) as second:
+        plain, traced = (second, first) if traced_starts_first else (first, second)
+        return await measure_sitting(plan, plain, traced, drive_traced_first=drive_traced_first)
+
+
+async def measure_sitting(
+    plan: TracingPlan, plain: Target, traced: Target, *, drive_traced_first: bool = False
+) -> tuple[float, float]:
+    """CPU seconds a token without and with, of the sitting's runs together; after one of each that does not count."""
     order = [plain, traced]
-    if traced_first:
+    if drive_traced_first:
         order.reverse()
     for target in order:
         await _drive(target, plan)
@@ -229,7 +244,7 @@ def describe(cost: TracingCost) -> str:
     plan = cost.plan
     pairs = " ".join(f"{ratio:+.2%}" for ratio in cost.ratios)
     return (
-        f"CPU time a token of all processes, {plan.pairs} pairs of {plan.runs} runs a side in turn, "
+        f"CPU time a token of all processes, {plan.pairs} pairs of two sittings with {plan.runs} runs a side in turn, "
         f"{plan.requests} requests of {plan.output_tokens} tokens each, {plan.share:.0%} of traces sampled\n"
         f"without {cost.us_per_token_without:.1f} us, with {cost.us_per_token_with:.1f} us\n"
         f"pairs {pairs}\n"

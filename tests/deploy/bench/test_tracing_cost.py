@@ -3,7 +3,7 @@
 import pytest
 
 from deploy.bench.stand_in import Script, start_stand_in
-from deploy.bench.tracing import Target, TracingError, TracingPlan, describe, measure_pair, summarize_pairs
+from deploy.bench.tracing import Target, TracingError, TracingPlan, describe, measure_sitting, summarize_pairs
 
 
 class _Scripted(Target, frozen=True):
@@ -15,14 +15,14 @@ class _Scripted(Target, frozen=True):
         return self.readings.pop(0)
 
 
-@pytest.mark.parametrize("traced_first", [False, True])
-async def test_a_pair_counts_tokens_and_cpu_time_of_both(traced_first: bool) -> None:
+@pytest.mark.parametrize("drive_traced_first", [False, True])
+async def test_a_sitting_counts_tokens_and_cpu_time_of_both(drive_traced_first: bool) -> None:
     plain_server, plain_address = await start_stand_in(Script())
     traced_server, traced_address = await start_stand_in(Script())
     plain = _Scripted(plain_address, (), [1.0, 1.25, 2.0, 2.25, 3.0, 3.25])
     traced = _Scripted(traced_address, (), [1.0, 1.5, 2.0, 2.5, 3.0, 3.5])
     plan = TracingPlan(runs=3, requests=4, output_tokens=20)
-    costs = await measure_pair(plan, plain, traced, traced_first=traced_first)
+    costs = await measure_sitting(plan, plain, traced, drive_traced_first=drive_traced_first)
     await plain_server.stop(None)
     await traced_server.stop(None)
     assert costs == pytest.approx((0.25 / 80, 0.5 / 80))
