@@ -11,13 +11,9 @@ from chairlift.v1 import inference_pb2 as pb
 from gateway.call import end_margin_s
 
 
-@pytest.fixture
-def wide_margin(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half of the deadline, so that on the busiest machine too the server is the first to end a call."""
-    monkeypatch.setattr("gateway.call.end_margin_s", lambda left_s: left_s / 2)
-
-
-async def test_a_silent_scheduler_does_not_keep_a_request_over_its_deadline(rig: Any, spell: Any) -> None:
+async def test_a_silent_scheduler_does_not_keep_a_request_over_its_deadline(
+    rig: Any, spell: Any, wide_margin: None
+) -> None:
     call = rig.stub.Generate(pb.GenerateRequest(text="hi"), timeout=1.0)
     submit = await rig.scheduler.accept()
     rig.scheduler.tokens(submit.handle, 0, *spell("ab"))
@@ -33,7 +29,7 @@ async def test_a_silent_scheduler_does_not_keep_a_request_over_its_deadline(rig:
     assert submit.deadline_in_ns < 1e9
 
 
-async def test_one_that_was_never_accepted_ends_typed_as_well(rig: Any) -> None:
+async def test_one_that_was_never_accepted_ends_typed_as_well(rig: Any, wide_margin: None) -> None:
     call = rig.stub.Generate(pb.GenerateRequest(text="hi"), timeout=1.0)
     await rig.scheduler.next(front.Submit)
     error = await rig.caller.error(call)

@@ -63,7 +63,7 @@ async def test_a_success_has_its_first_token_and_its_pace(start_rig: Any) -> Non
     assert found["chairlift_gateway_streams"] == 0
 
 
-async def test_every_end_is_counted_and_only_what_was_never_in_is_a_refusal(start_rig: Any) -> None:
+async def test_every_end_is_counted_and_only_what_was_never_in_is_a_refusal(start_rig: Any, wide_margin: None) -> None:
     async with start_rig(metrics_listen="127.0.0.1:0") as rig:
         scheduler, generate = rig.scheduler, rig.stub.Generate
         invalid = await rig.caller.error(generate(pb.GenerateRequest(text="hi", sampling=pb.Sampling(top_p=7))))
@@ -75,7 +75,7 @@ async def test_every_end_is_counted_and_only_what_was_never_in_is_a_refusal(star
         submit = await scheduler.accept()
         scheduler.finish(submit.handle, 0, FinishReason.ERROR, failure_reason=Reason.STEP_FAILED)
         failed = await rig.caller.error(failing)
-        late = await rig.caller.error(generate(pb.GenerateRequest(text="hi"), timeout=0.1))
+        late = await rig.caller.error(generate(pb.GenerateRequest(text="hi"), timeout=0.5))
         leaving = generate(pb.GenerateRequest(text="hi"))
         await scheduler.next(front.Submit)
         await scheduler.accept()
