@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from chairlift.runtime.addresses import Address
+from chairlift.runtime.aside import run_aside
 from chairlift.runtime.process import PARENT_PID_ENV, ExitCode
 
 
@@ -87,6 +88,12 @@ class ChildProcess:
             return False
         return self.is_running and stat[stat.rindex(")") + 2 :].startswith("T")
 
+    async def wait_stopped(self) -> bool:
+        """Whether it stands still now, once it does; False once it has ended. Where nobody knows, never returns."""
+        if not hasattr(os, "waitid"):
+            await asyncio.get_running_loop().create_future()
+        return await run_aside(lambda: _wait_stopped(self.pid), "stopped")
+
     async def wait(self) -> int:
         """Its exit code, or minus the signal that killed it. What is left of its session is killed."""
         code = await self._process.wait()
@@ -108,6 +115,15 @@ class ChildProcess:
             os.killpg(self.pid, number)
         except (ProcessLookupError, PermissionError):
             return  # nobody is left (macOS answers EPERM where only zombies are)
+
+
+def _wait_stopped(pid: int) -> bool:
+    try:
+        # Leaves its end for whoever reaps it.
+        found = os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return found is not None and found.si_code == os.CLD_STOPPED
 
 
 def describe_end(code: int) -> str:

@@ -10,17 +10,18 @@ ties the children's lives to the thread that started them.
 import asyncio
 import time
 from collections.abc import Coroutine, Sequence
+from contextlib import closing
 
 from chairlift.runtime.process import ExitCode
 from chairlift.runtime.settings import SupervisorSettings
 from deploy.launcher.child import ChildProcess, ChildSpec, can_restart_help, describe_end
 from deploy.launcher.liveness import Liveness, Silence
-from deploy.launcher.probe import ask_live, ask_ready
+from deploy.launcher.probe import LiveProbe, ask_ready
 from deploy.launcher.progress import Progress
 from deploy.launcher.restart import VERDICT_DEATHS, RestartBudget
 
 PROBE_INTERVAL_S = 0.1
-LIVENESS_INTERVAL_S = 1.0
+LIVENESS_INTERVAL_S = 2.0
 STOPPED_INTERVAL_S = 0.2
 
 
@@ -157,17 +158,20 @@ class Supervisor:
     async def _watch_live(self, child: ChildProcess) -> None:
         """Returns when `child` hangs, and has killed it."""
         liveness = self._liveness[child.spec.name] = Liveness(self._settings)
-        while True:
-            asked = time.monotonic()
-            answer = await ask_live(child.launch.probe)
-            silence = liveness.note(
-                asked, is_live=answer.is_yes, was_ready=child.was_ready, are_most_silent=self._are_most_silent()
-            )
-            if silence is not None:
-                self._progress.hung(child.spec.name, silence, answer.reason)
-                child.kill()
-                return
-            await asyncio.sleep(min(LIVENESS_INTERVAL_S, self._settings.hang_timeout_s / 4))
+        interval_s = min(LIVENESS_INTERVAL_S, self._settings.hang_timeout_s / 4)
+        with closing(LiveProbe(child.launch.probe)) as probe:
+            while True:
+                asked = time.monotonic()
+                answer = await probe.ask()
+                silence = liveness.note(
+                    asked, is_live=answer.is_yes, was_ready=child.was_ready, are_most_silent=self._are_most_silent()
+                )
+                if silence is not None:
+                    self._progress.hung(child.spec.name, silence, answer.reason)
+                    child.kill()
+                    return
+                # At the same times for all children: one wake for all of them.
+                await asyncio.sleep(interval_s - time.monotonic() % interval_s)
 
     def _are_most_silent(self) -> bool:
         """Of three children or more that were ready."""
@@ -178,13 +182,16 @@ class Supervisor:
 
     async def _watch_stopped(self, child: ChildProcess) -> None:
         """Returns when `child` was stopped from outside for too long, and has killed it: its peers wait meanwhile."""
-        limit_s, since = self._settings.stopped_timeout_s, None
-        while True:
-            await asyncio.sleep(min(STOPPED_INTERVAL_S, limit_s / 2))
-            now = time.monotonic()
-            since = (since or now) if child.is_stopped else None
-            if since is not None and now - since >= limit_s:
-                self._progress.hung(child.spec.name, Silence(now - since, "supervisor.stopped_timeout_s"), "stopped")
+        limit_s = self._settings.stopped_timeout_s
+        while await child.wait_stopped():
+            since, lasted_s = time.monotonic(), 0.0
+            while lasted_s < limit_s:
+                await asyncio.sleep(min(STOPPED_INTERVAL_S, limit_s / 2))
+                lasted_s = time.monotonic() - since
+                if not child.is_stopped:
+                    break
+            else:
+                self._progress.hung(child.spec.name, Silence(lasted_s, "supervisor.stopped_timeout_s"), "stopped")
                 child.kill()
                 return
 

@@ -4,6 +4,7 @@ Live means that the process's own loop turns, whatever its peers do; ready that 
 `ProcessState` that the loop itself keeps up to date, so that a hung loop cannot look healthy.
 """
 
+import selectors
 import socket
 import sys
 import threading
@@ -56,7 +57,8 @@ class ProbeServer:
         address = parse_address(listen, "metrics_listen")
         server = _Server6 if ":" in address.host else _Server
         self._server = server((address.host, address.port), _make_handler(state, metrics))
-        self._thread = threading.Thread(target=self._server.serve_forever, name="probes", daemon=True)
+        self._ending, self._end = socket.socketpair()
+        self._thread = threading.Thread(target=self._serve, name="probes", daemon=True)
         self._thread.start()
 
     @property
@@ -66,13 +68,24 @@ class ProbeServer:
 
     def close(self) -> None:
         """Stops serving and frees the port."""
-        self._server.shutdown()
-        self._server.server_close()
+        self._end.close()
         self._thread.join()
+        self._server.server_close()
+        self._ending.close()
+
+    def _serve(self) -> None:
+        # `serve_forever` would wake twice a second to see whether it should end.
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._server, selectors.EVENT_READ)
+            selector.register(self._ending, selectors.EVENT_READ)
+            while all(key.fileobj is not self._ending for key, _ in selector.select()):
+                self._server.handle_request()
 
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
+    timeout = 0
+    """For a connection that was gone again before it was taken."""
 
     def handle_error(self, request: object, client_address: object) -> None:
         """A prober that hung up is no event; whatever else goes wrong is one line of the log."""
@@ -87,7 +100,10 @@ class _Server6(_Server):
 
 def _make_handler(state: ProcessState, metrics: Callable[[], str] | None) -> type[BaseHTTPRequestHandler]:
     class _Handler(BaseHTTPRequestHandler):
+        # A prober that comes again and again keeps its connection, and so its thread here.
+        protocol_version = "HTTP/1.1"
         timeout = 10
+        wbufsize = -1  # one packet an answer
         server_version = "chairlift"
         sys_version = ""
 

@@ -1,5 +1,6 @@
 """Sockets' folder, probes, stop signals and the parent's death."""
 
+import http.client
 import os
 import signal
 import socket
@@ -49,6 +50,24 @@ def test_probes_follow_the_loop() -> None:
         assert _get(server.port, "/metrics") == (200, "m 1\n")
         assert _get(server.port, "/other")[0] == 404
     finally:
+        server.close()
+
+
+def test_a_prober_may_ask_again_over_one_connection() -> None:
+    """A supervisor asks for years: a connection and a thread each time were most of what an idle process did."""
+    state = ProcessState()
+    server = ProbeServer("127.0.0.1:0", state)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    try:
+        for is_ready in (False, True, True):
+            state.set_ready(is_ready, "loading")
+            connection.request("GET", "/readyz")
+            asked_on = connection.sock
+            with connection.getresponse() as answer:
+                assert (answer.status, answer.read()) == ((200, b"ok\n") if is_ready else (503, b"loading\n"))
+            assert connection.sock is asked_on is not None
+    finally:
+        connection.close()
         server.close()
 
 

@@ -74,6 +74,25 @@ async def test_child_that_stands_still_is_replaced(stand_ins: Any, wait_until: C
     assert re.search(hung, stand_ins.output.getvalue())
 
 
+async def test_child_that_stands_still_for_a_moment_stays(stand_ins: Any, wait_until: Callable[..., None]) -> None:
+    """And the next time that it stands still is seen as well."""
+    impatient = msgspec.structs.replace(SETTINGS, stopped_timeout_s=5.0)
+    async with supervised(stand_ins, stand_ins.spec("worker"), settings=impatient) as supervisor:
+        await supervisor.start()
+        (child,) = supervisor._running.values()
+        (victim,) = stand_ins.pids()
+        for _ in range(3):
+            os.kill(victim, signal.SIGSTOP)
+            assert await asyncio.wait_for(child.wait_stopped(), 30)
+            assert child.is_stopped
+            os.kill(victim, signal.SIGCONT)
+            await asyncio.to_thread(wait_until, lambda: not child.is_stopped, "that it goes on")
+        assert stand_ins.pids() == [victim]
+        os.kill(victim, signal.SIGKILL)
+        assert not await asyncio.wait_for(child.wait_stopped(), 30)
+        await asyncio.to_thread(wait_until, lambda: stand_ins.events().count("worker start") == 2, "a restart")
+
+
 async def test_child_whose_loop_does_not_turn_is_replaced(stand_ins: Any, wait_until: Callable[..., None]) -> None:
     """Its HTTP thread goes on answering: health must follow progress, not mere life."""
     impatient = msgspec.structs.replace(SETTINGS, hang_timeout_s=0.5)
