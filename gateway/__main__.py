@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import structlog
 
 from chairlift.runtime.addresses import AddressError
+from chairlift.runtime.lean_memory import limit_arenas
 from chairlift.runtime.model_source import ModelNotFoundError, ModelSource, resolve_model
 from chairlift.runtime.process import ExitCode, StopSignal, die_with_parent, stop_on_signals
 from chairlift.runtime.settings import Settings
@@ -19,12 +20,15 @@ from gateway.service import GatewayService
 from gateway.text.errors import ChatTemplateError, ModelTextError
 from gateway.text.model_text import ModelText, load_model_text
 
+_NUM_ARENAS = 2
+
 
 def main(argv: Sequence[str]) -> int:
     """Runs until SIGTERM or SIGINT; the exit code says why it ended."""
     die_with_parent()
     settings = parse_settings(argv, "gateway")
     configure_logging(settings.telemetry, "gateway")
+    limit_arenas(_NUM_ARENAS)
     with stop_on_signals() as stop:
         try:
             source = resolve_model(settings.model.source, settings.model.revision)

@@ -1,10 +1,10 @@
 """The gateway process: puts the parts together, runs them on one event loop, and takes them down in order."""
 
 import asyncio
-import gc
 import socket
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -12,6 +12,7 @@ from chairlift.ipc.common import Reason
 from chairlift.runtime.addresses import parse_address
 from chairlift.runtime.aside import run_aside
 from chairlift.runtime.exposure import gateway_addresses
+from chairlift.runtime.lean_memory import settle
 from chairlift.runtime.metric_table import (
     GATEWAY_MALFORMED,
     OPEN_STREAMS,
@@ -26,7 +27,6 @@ from chairlift.runtime.settings import Settings
 from chairlift.runtime.tracing import Tracing
 from gateway.errors.api_error import ApiError
 from gateway.gate import Gate
-from gateway.http.front import HttpFront
 from gateway.link.endpoints import EndpointSource
 from gateway.link.replicas import Replicas
 from gateway.methods.generate import GenerateMethod
@@ -43,7 +43,12 @@ from gateway.streams.generation_table import GenerationTable, StreamLimits
 from gateway.text.model_text import ModelText
 from gateway.text.prompt_encoder import PromptEncoder
 
+if TYPE_CHECKING:
+    from gateway.http.front import HttpFront
+
 _TICK_S = 0.25
+_IDLE_TICK_S = 1.0
+"""While no stream is open: what comes meanwhile is looked at so much later, against bounds of seconds."""
 _LAST_WORDS_S = 2.0
 """For statuses to reach clients after the drain is over."""
 _RENDERED_CHARS_A_REQUEST_BYTE = 2
@@ -104,9 +109,7 @@ class GatewayService:
         self._public = make_server(INFERENCE, methods, self._gate, self._health, own, who, self._observer)
         operations = ops_methods(self._identity, self._replicas, self._table, self._gate, self._drain_here, own)
         self._ops = make_server(OPS, operations, Gate(own.max_concurrent_streams), self._health, own, who)
-        self._http: HttpFront | None = None
-        if self._addresses.http is not None:
-            self._http = HttpFront(self._addresses.http, own, methods, self._gate, who, self._observer, self.state)
+        self._http = self._make_http(methods) if self._addresses.http is not None else None
         self._probes: ProbeServer | None = None
         self.port = 0
         """The bound public port, once `start` has returned."""
@@ -153,12 +156,13 @@ class GatewayService:
         stopped = asyncio.Event()
         loop = asyncio.get_running_loop()
         loop.add_reader(stop.fileno(), stopped.set)
-        keepers = [
-            asyncio.create_task(keep())
-            for keep in (self._keep_time, self._keep_health, self._keep_secrets, self._keep_replicas)
-        ]
-        gc.collect()
-        gc.freeze()
+        keeping = [self._keep_time, self._keep_health]
+        if self._secrets.are_watched:
+            keeping.append(self._keep_secrets)
+        if self._endpoints.may_change:
+            keeping.append(self._keep_replicas)
+        keepers = [asyncio.create_task(keep()) for keep in keeping]
+        settle()
         try:
             waiter = asyncio.create_task(stopped.wait())
             # A keeper ends only by a fault: then the process must not go on looking healthy.
@@ -207,7 +211,7 @@ class GatewayService:
         while True:
             self._table.tick()
             self.state.turned()
-            await asyncio.sleep(_TICK_S)
+            await asyncio.sleep(_TICK_S if self._table.num_open else _IDLE_TICK_S)
 
     async def _keep_health(self) -> None:
         while True:
@@ -228,8 +232,7 @@ class GatewayService:
     async def _keep_replicas(self) -> None:
         while True:
             await asyncio.sleep(self._settings.gateway.replica_poll_interval_s)
-            if self._endpoints.may_change:
-                self._replicas.follow(await self._endpoints.current())
+            self._replicas.follow(await self._endpoints.current())
 
     def _why_not_ready(self) -> str:
         if self._gate.is_draining:
@@ -261,6 +264,14 @@ class GatewayService:
         }
 
     # ---- methods ----
+
+    def _make_http(self, methods: dict[str, ServeMethod]) -> "HttpFront":
+        # What it is built on takes memory that a gateway without HTTP need not have.
+        from gateway.http.front import HttpFront
+
+        address, own, who = self._addresses.http, self._settings.gateway, self._secrets.authenticator
+        assert address is not None
+        return HttpFront(address, own, methods, self._gate, who, self._observer, self.state)
 
     def _inference_methods(self, model: ServedModel) -> dict[str, ServeMethod]:
         replicas = self._replicas

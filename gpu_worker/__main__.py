@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import structlog
 
+from chairlift.runtime.lean_memory import limit_arenas
 from chairlift.runtime.model_source import ModelNotFoundError, resolve_model
 from chairlift.runtime.process import ExitCode, StopSignal, die_with_parent, stop_on_signals
 from chairlift.runtime.settings import Settings
@@ -16,7 +17,6 @@ from chairlift.runtime.settings_loader import parse_settings
 from chairlift.runtime.sockets import EndpointError
 from chairlift.runtime.telemetry import configure_logging
 from chairlift.runtime.tracing import open_tracing
-from gpu_worker.host_memory import limit_arenas
 from gpu_worker.threads import ThreadPlan, plan_threads, prepare_openmp
 
 _NUM_ARENAS = 2

@@ -1,4 +1,4 @@
-"""How this process takes memory from the system: huge pages for what is streamed every step, and a lean malloc.
+"""How this process takes memory from the system: huge pages for what is streamed every step.
 
 All of it is advice: on a system that does not know it, nothing happens. Imports no torch.
 """
@@ -9,7 +9,6 @@ import re
 from pathlib import Path
 
 _HUGE_PAGE_BYTES = 2 << 20
-_M_ARENA_MAX = -8  # of glibc's malloc.h
 
 
 def advise_huge_pages(address: int, num_bytes: int) -> None:
@@ -25,18 +24,6 @@ def advise_huge_pages(address: int, num_bytes: int) -> None:
     end = (address + num_bytes) // _HUGE_PAGE_BYTES * _HUGE_PAGE_BYTES
     if start < end:
         advise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), advice)
-
-
-def limit_arenas(num_arenas: int) -> None:
-    """Threads share so few heaps; each other one would keep what it once had. Call before threads start."""
-    if (mallopt := getattr(_libc(), "mallopt", None)) is not None:
-        mallopt(_M_ARENA_MAX, num_arenas)
-
-
-def give_back_freed() -> None:
-    """Returns freed memory to the system, for after a load."""
-    if (trim := getattr(_libc(), "malloc_trim", None)) is not None:
-        trim(0)
 
 
 def anonymous_bytes(status: Path = Path("/proc/self/status")) -> int:

@@ -1,6 +1,5 @@
 """The worker process around the runner: start in order, one loop over the link and the batch, end in order."""
 
-import gc
 import secrets
 import time
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ import torch
 import zmq
 
 from chairlift.ipc.device import StepDone, WorkerBye
+from chairlift.runtime.lean_memory import settle
 from chairlift.runtime.probes import ProbeServer, ProcessState
 from chairlift.runtime.process import ExitCode, StopSignal, new_epoch
 from chairlift.runtime.settings import Settings
@@ -22,7 +22,7 @@ from gpu_worker.engine import Engine, build_engine
 from gpu_worker.execution import Execution, Finished
 from gpu_worker.faults import FaultInjector
 from gpu_worker.heartbeat import Heartbeat, Progress, patience_ns
-from gpu_worker.host_memory import anonymous_bytes, give_back_freed
+from gpu_worker.host_memory import anonymous_bytes
 from gpu_worker.link import SchedulerLink, Standing
 from gpu_worker.loading.config import ModelConfig
 from gpu_worker.loading.loader import ModelFiles
@@ -31,6 +31,8 @@ from gpu_worker.metrics import WorkerMetrics
 from gpu_worker.sizes import choose_sizes
 from gpu_worker.threads import ThreadPlan
 
+_IDLE_BEATS = 1.25
+"""Heartbeats after which the loop turns all the same: the scheduler's own wake it before, unless they stay away."""
 _LINGER_MS = 200
 """How long the last messages may take to leave."""
 
@@ -96,7 +98,6 @@ class WorkerService:
         )
         self.state.set_ready(False, "warming up")
         engine = build_engine(self._settings, files.source, backend, model, self._sizes, self._epoch, self._faults)
-        give_back_freed()
         self._metrics.follow(engine.runner.counters)
         self._largest_step_ns = engine.largest_step_ns
         return engine
@@ -110,11 +111,9 @@ class WorkerService:
             poller.register(stop.fileno(), zmq.POLLIN)
             if execution.wake_fd is not None:
                 poller.register(execution.wake_fd, zmq.POLLIN)
-            timeout_ms = round(self._settings.ipc.heartbeat_interval_s * 1000)
+            timeout_ms = round(_IDLE_BEATS * self._settings.ipc.heartbeat_interval_s * 1000)
             self._log.info("worker_started", endpoint=self._endpoint, epoch=self._epoch, **_figures(engine))
-            # Everything alive now stays: later collections need not look at it.
-            gc.collect()
-            gc.freeze()
+            settle()
             while not stop.requested:
                 if connection.losses.take():
                     link.reconnect()

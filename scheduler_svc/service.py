@@ -4,7 +4,6 @@ Each wake hands the core everything that has arrived, then one Tick, which plans
 to gateways, so that the device waits for as little Python as possible.
 """
 
-import gc
 import secrets
 import time
 
@@ -14,6 +13,7 @@ import zmq
 
 from chairlift.ipc import device, front
 from chairlift.runtime import sockets
+from chairlift.runtime.lean_memory import settle
 from chairlift.runtime.probes import ProbeServer, ProcessState
 from chairlift.runtime.process import StopSignal, new_epoch
 from chairlift.runtime.settings import IpcSettings, Settings
@@ -99,9 +99,7 @@ class SchedulerService:
         """Serves until `stop` is requested, then drains within `scheduler.drain_timeout_s`."""
         self._poller.register(stop.fileno(), zmq.POLLIN)
         self._log.info("scheduler_started", replica_id=self._settings.scheduler.replica_id, epoch=self._epoch)
-        # Everything alive now stays: later collections need not look at it.
-        gc.collect()
-        gc.freeze()
+        settle()
         deadline: int | None = None
         while True:
             self._poller.poll(self._poll_timeout_ms())

@@ -19,10 +19,12 @@ from chairlift.ipc.codec import MalformedMessageError
 from chairlift.ipc.common import PROTOCOL_MAJOR, PROTOCOL_MINOR, HelloRefused, HelloWanted, is_compatible
 from chairlift.runtime.settings import IpcSettings
 from chairlift.runtime.sockets import DisconnectWatch, connect_dealer
+from gateway.link.pulse import Pulse
 
 _MAX_MESSAGES_A_WAKE = 256
 """Bound on one drain, so that calls get their turn; the rest follows at once."""
 _GREETING_INTERVAL_S = 0.02
+_SHORTEST_PAUSE_S = 0.001
 _REFUSED_PAUSE_S = 10.0
 _LOG_EVERY = 1000
 
@@ -108,8 +110,7 @@ class ReplicaLink:
         self._fds: tuple[int, ...] = ()
         self._timer: asyncio.TimerHandle | None = None
         self._is_drain_due = False
-        self._last_heard = 0.0
-        self._last_beat = 0.0
+        self._pulse = Pulse(settings, 0.0)
         self._greeted_at = 0.0
         self._refused_until = 0.0
         self._log = structlog.get_logger(endpoint=endpoint)
@@ -141,8 +142,6 @@ class ReplicaLink:
             return
         if self.is_attached:
             self._send_now(front.GatewayBye(self._epoch))
-        if self._timer is not None:
-            self._timer.cancel()
         self._move(LinkState.CLOSED)
         self._disconnect(linger_ms=200)
 
@@ -238,7 +237,8 @@ class ReplicaLink:
             if self.malformed % _LOG_EVERY == 1:
                 self._log.warning("malformed_message_dropped", count=self.malformed, detail=str(error))
             return
-        self._last_heard = self._clock()
+        now = self._clock()
+        self._pulse.hear(now)
         match message:
             case front.SchedulerHello():
                 self._on_hello(message)
@@ -251,8 +251,11 @@ class ReplicaLink:
                 pass
             case front.ReplicaBeat(epoch, load):
                 if epoch == self.scheduler_epoch:
-                    self.load, self.load_at = load, self._last_heard
+                    self.load, self.load_at = load, now
                     self._listener.on_changed(self)
+                    if self._pulse.is_answer_due(now):
+                        self._beat(now)
+                        self._set_timer()
             case front.ReplicaState():
                 self._on_replica_state(message)
             case _:
@@ -277,7 +280,7 @@ class ReplicaLink:
         self.hello, self.why_refused = hello, ""
         self.is_ready, self.is_draining, self.model = hello.ready, hello.draining, hello.model
         self.limits = hello.limits
-        self._last_beat = self._clock()
+        self._pulse = Pulse(self._settings, self._clock())
         self._move(LinkState.ATTACHED)
         self._log.info("scheduler_attached", replica_id=hello.replica_id, epoch=hello.epoch, ready=hello.ready)
         self._listener.on_attached(self)
@@ -313,22 +316,33 @@ class ReplicaLink:
     # ---- time ----
 
     def _turn(self) -> None:
-        """Once a short while: greets, beats, notices silence."""
-        now, timeout = self._clock(), self._settings.heartbeat_timeout_s
+        """When something is due: greets, beats, notices silence."""
+        now = self._clock()
         match self.state:
             case LinkState.CONNECTING:
                 self._greet()
-            case LinkState.GREETING if now - self._greeted_at > timeout:
+            case LinkState.GREETING if now - self._greeted_at > self._settings.heartbeat_timeout_s:
                 self._start_over()
             case LinkState.REFUSED if now >= self._refused_until:
                 self._start_over()
-            case LinkState.ATTACHED if now - self._last_heard > timeout:
+            case LinkState.ATTACHED if self._pulse.is_silent(now):
                 self._lose("silent")
-            case LinkState.ATTACHED if now - self._last_beat >= self._settings.heartbeat_interval_s:
-                self._last_beat = now
-                self.send(front.GatewayBeat(self._epoch))
-        pause = self._settings.heartbeat_interval_s / 4 if self.is_attached else _GREETING_INTERVAL_S
-        self._timer = asyncio.get_running_loop().call_later(pause, self._turn)
+            case LinkState.ATTACHED if self._pulse.is_due(now):
+                self._beat(now)
+        self._set_timer()
+
+    def _beat(self, now: float) -> None:
+        self._pulse.beat(now)
+        self.send(front.GatewayBeat(self._epoch))
+
+    def _set_timer(self) -> None:
+        """For what is due next in this state."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self.state is LinkState.CLOSED:
+            return
+        pause = self._pulse.next_at() - self._clock() if self.is_attached else _GREETING_INTERVAL_S
+        self._timer = asyncio.get_running_loop().call_later(max(pause, _SHORTEST_PAUSE_S), self._turn)
 
     def _lose(self, reason: str) -> None:
         """Starts over with a socket of its own: what the old one still holds must not arrive."""
@@ -352,3 +366,4 @@ class ReplicaLink:
         if state not in TRANSITIONS[self.state]:
             raise RuntimeError(f"link to {self.endpoint}: {self.state.name} cannot become {state.name}")
         self.state = state
+        self._set_timer()

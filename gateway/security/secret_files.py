@@ -34,6 +34,11 @@ class SecretFiles:
             raise SecretsError(str(error)) from None
         self.authenticator = Authenticator(tokens)
 
+    @property
+    def are_watched(self) -> bool:
+        """Whether there is any file that may change."""
+        return any(one is not None for one in (self._auth, self.public_tls, self.ops_tls))
+
     def reload(self) -> None:
         """Takes over what has changed. What cannot be used is logged, once for each problem, and left out."""
         if self._auth is not None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from gpu_worker.host_memory import give_back_freed
+from chairlift.runtime.lean_memory import give_back_freed
 from gpu_worker.kernels.cpu.memory import WeightMemory
 from gpu_worker.kv_cache import KvCache, KvGeometry
 

@@ -60,7 +60,7 @@ def bind_router(context: "zmq.Context[zmq.Socket[bytes]]", endpoint: str, settin
     """
     _refuse_living_owner(endpoint)
     socket = context.socket(zmq.ROUTER)
-    _set_common(socket, settings)
+    _set_common(socket, endpoint, settings)
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
     socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
     try:
@@ -85,7 +85,7 @@ def connect_dealer(
 ) -> "zmq.Socket[bytes]":
     """A DEALER that connects, and again after every loss, and queues nothing for a peer that is not there."""
     socket = context.socket(zmq.DEALER)
-    _set_common(socket, settings)
+    _set_common(socket, endpoint, settings)
     socket.setsockopt(zmq.IDENTITY, identity)
     socket.setsockopt(zmq.IMMEDIATE, 1)
     socket.setsockopt(zmq.RECONNECT_IVL, 50)
@@ -152,14 +152,16 @@ def _refuse_living_owner(endpoint: str) -> None:
     raise EndpointError(f"{endpoint}: in use by another process")
 
 
-def _set_common(socket: "zmq.Socket[bytes]", settings: IpcSettings) -> None:
+def _set_common(socket: "zmq.Socket[bytes]", endpoint: str, settings: IpcSettings) -> None:
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.SNDHWM, settings.send_queue_messages)
     socket.setsockopt(zmq.RCVHWM, settings.send_queue_messages)
     socket.setsockopt(zmq.MAXMSGSIZE, settings.max_message_bytes)
-    socket.setsockopt(zmq.HEARTBEAT_IVL, round(settings.heartbeat_timeout_s * 1000))
-    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, round(settings.heartbeat_timeout_s * 3000))
-    socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+    # A connection within one machine ends with its processes, which the kernel tells at once.
+    if not endpoint.startswith("ipc://"):
+        socket.setsockopt(zmq.HEARTBEAT_IVL, round(settings.heartbeat_timeout_s * 1000))
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, round(settings.heartbeat_timeout_s * 3000))
+        socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
 
 
 def _checked(endpoint: str, settings: IpcSettings) -> str:

@@ -167,6 +167,16 @@ def test_a_router_tells_when_a_peer_is_gone(tmp_path: Path) -> None:
         router.close()
 
 
+@pytest.mark.parametrize(("endpoint", "beats_ms"), [("ipc://{}/x.sock", 0), ("tcp://127.0.0.1:1", 2000)])
+def test_libzmq_beats_only_where_a_connection_can_end_unseen(tmp_path: Path, endpoint: str, beats_ms: int) -> None:
+    """On one machine the kernel tells it, and each beat would wake both processes."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as unset:
+        dealer = sockets.connect_dealer(context, endpoint.format(tmp_path), IpcSettings(), b"me")
+        assert dealer.getsockopt(zmq.HEARTBEAT_IVL) == beats_ms
+        assert unset.getsockopt(zmq.HEARTBEAT_IVL) == 0
+        dealer.close()
+
+
 def test_an_endpoint_that_makes_no_sense_is_named() -> None:
     with zmq.Context() as context, pytest.raises(sockets.EndpointError, match=r"127\.0\.0\.1"):
         sockets.connect_dealer(context, "tcp://127.0.0.1:notaport", IpcSettings(), b"me")

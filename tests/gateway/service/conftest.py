@@ -48,6 +48,8 @@ class StandIn:
         self.answer_hello: Any = None
         """Sent in place of the hello, when set."""
         self.received: list[Any] = []
+        self.num_beats = 0
+        """That were heard."""
         self.hellos: list[front.GatewayHello] = []
         self.identity = b""
         self.load = front.Load()
@@ -91,11 +93,15 @@ class StandIn:
         self._context = zmq.Context()
         await self.start()
 
+    def be_quiet(self) -> None:
+        """Does not beat any more."""
+        assert self._beats is not None
+        self._beats.cancel()
+
     def freeze(self) -> None:
         """Neither beats nor hears any more."""
-        assert self._beats is not None
         assert self._socket is not None
-        self._beats.cancel()
+        self.be_quiet()
         asyncio.get_running_loop().remove_reader(self._socket.fileno())
 
     # ---- hearing ----
@@ -138,7 +144,7 @@ class StandIn:
             case _ if identity != self.identity:
                 self.send_to(identity, HelloWanted(self.epoch))
             case front.GatewayBeat():
-                pass
+                self.num_beats += 1
             case front.LoadQuery(query):
                 self.send(front.LoadReply(query, self.epoch, self.ready, self.draining, self.load))
             case _:

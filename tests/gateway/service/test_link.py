@@ -142,6 +142,18 @@ async def test_a_silent_scheduler_counts_as_lost(start_rig: Any, settings: Any, 
         assert (await rig.caller.events(call))[-1].finished.usage.output_tokens == 1
 
 
+async def test_beats_are_answered_and_sent_unasked(start_rig: Any, settings: Any) -> None:
+    """An answer costs neither end a wake of its own. One that nothing is heard of still learns that a gateway lives."""
+    ipc = msgspec.structs.replace(settings.ipc, heartbeat_interval_s=0.4, heartbeat_timeout_s=30.0)
+    async with start_rig(ipc=ipc) as rig:
+        await rig.until(lambda: rig.scheduler.num_beats >= 2)
+        rig.scheduler.send(front.ReplicaBeat(rig.scheduler.epoch, front.Load(running=3)))
+        await rig.until(lambda: rig.service._replicas.links[0].load.running == 3)
+        rig.scheduler.be_quiet()
+        beats = rig.scheduler.num_beats
+        await rig.until(lambda: rig.scheduler.num_beats >= beats + 2)
+
+
 async def test_a_gap_in_the_output_makes_the_link_start_anew(rig: Any, spell: Spell) -> None:
     call, submit = await _begin(rig, spell, "ab")
     rig.scheduler.tokens(submit.handle, 5, *spell("z"))
