@@ -1,4 +1,11 @@
-"""What is told of the worker: what became of each plan, as metrics, and as a span where the plan asks for one."""
+"""What is told of the worker: what became of each plan, as metrics, and as a span where the plan asks for one.
+
+Measurements are noted as they come, and recorded some steps later, when there is nothing to do, or when somebody
+scrapes: after a step the caches hold the model's weights, and OpenTelemetry's code would come from memory each time.
+"""
+
+from collections import deque
+from typing import NamedTuple
 
 from chairlift.ipc.device import NeedSnapshot, Plan, StepDone, StepFailed
 from chairlift.ipc.tokens import unpack_u32
@@ -18,6 +25,13 @@ from gpu_worker.step_spans import StepSpans
 
 _DEVICE, _HOST = {"part": "device"}, {"part": "host"}
 _NS_PER_S = 1_000_000_000
+_NOTED_AT_MOST = 32
+
+
+class _Measured(NamedTuple):
+    device_ns: int
+    host_ns: int
+    num_tokens: int
 
 
 class WorkerMetrics:
@@ -35,6 +49,7 @@ class WorkerMetrics:
         observe_spans(self._metrics, tracing)
         self._duration = self._metrics.histogram(STEP_DURATION)
         self._plan_size = self._metrics.histogram(PLAN_SIZE)
+        self._noted: deque[_Measured] = deque()
 
     def follow(self, counters: RunnerCounters) -> None:
         """Tells these counts from now on; zeros before, while there is no runner."""
@@ -45,16 +60,30 @@ class WorkerMetrics:
         if self._spans is not None:
             self._spans.note(plan, result)
         if isinstance(result, StepDone):
-            self._duration.record(result.device_ns / _NS_PER_S, _DEVICE)
-            self._duration.record(result.host_ns / _NS_PER_S, _HOST)
-            self._plan_size.record(len(plan.decode) // 4 + sum(unpack_u32(plan.chunks)[1::2]))
+            num_chunked = sum(unpack_u32(plan.chunks)[1::2]) if plan.chunks else 0
+            self._noted.append(_Measured(result.device_ns, result.host_ns, len(plan.decode) // 4 + num_chunked))
+            if len(self._noted) >= _NOTED_AT_MOST:
+                self.record_noted()
+
+    def record_noted(self) -> None:
+        """Any thread's: each measurement is taken by one."""
+        while True:
+            try:
+                measured = self._noted.popleft()
+            except IndexError:
+                return
+            self._duration.record(measured.device_ns / _NS_PER_S, _DEVICE)
+            self._duration.record(measured.host_ns / _NS_PER_S, _HOST)
+            self._plan_size.record(measured.num_tokens)
 
     def exposition(self) -> str:
         """For a scrape."""
+        self.record_noted()
         return self._metrics.exposition()
 
     def close(self) -> None:
         """Exports what is left, within a bounded time."""
+        self.record_noted()
         self._metrics.close()
         if self._spans is not None:
             self._spans.close()

@@ -121,6 +121,7 @@ class WorkerService:
                 self._note_standing(link, heartbeat)
                 if link.standing is Standing.REFUSED:
                     return ExitCode.USAGE
+                self._metrics.record_noted()
                 poller.poll(timeout_ms)
             self._send_all(execution, execution.drain(), link)
             link.send(WorkerBye(self._epoch))
@@ -175,9 +176,9 @@ class WorkerService:
             self._progress.ended(execution.busy_since_ns)
             if isinstance(result, StepDone):
                 self._progress.last_step = plan.step
-            self._metrics.note(plan, result)
             if result is not None and not link.send(result):
                 self._log.warning("result_not_sent", step=plan.step)
+            self._metrics.note(plan, result)
             self.state.turned()
 
     def _note_standing(self, link: SchedulerLink, heartbeat: Heartbeat) -> None:
