@@ -131,6 +131,16 @@ def test_containers_have_no_more_rights_than_they_need() -> None:
             assert "memory" in container["resources"]["limits"]
 
 
+def test_the_first_start_makes_no_keys_where_nothing_can_be_written() -> None:
+    """Each pod failed in its init container: that wrote keys, unless told not to, and the root is read-only."""
+    for pod in _pods().values():
+        for container in pod["spec"]["initContainers"]:
+            mounted = {one["mountPath"] for one in container["volumeMounts"]}
+            environ = {one["name"]: one["value"] for one in container.get("env", ())}
+            assert "/keys" in mounted or environ.get("CHAIRLIFT_MAKE_KEYS") == "false", container["name"]
+            assert {"/models", "/tmp"} <= mounted
+
+
 def test_gateways_reach_replicas_and_nobody_else_does() -> None:
     environ = {one["name"]: one.get("value") for one in _containers()["gateway"]["env"]}
     service = _find("Service", "chairlift-replica")
