@@ -13,6 +13,7 @@ import yaml
 
 from chairlift.runtime.metric_table import METRICS, MetricKind, MetricSpec
 from deploy.observability.dashboard import render_dashboard
+from deploy.observability.operator_rules import render_rules
 
 FOLDER = Path(__file__).resolve().parents[3] / "deploy" / "observability"
 RULES = FOLDER / "prometheus" / "rules.yaml"
@@ -81,6 +82,11 @@ def test_every_alert_says_how_bad_it_is_and_what_to_do() -> None:
 
 def test_the_committed_dashboard_is_the_lists() -> None:
     assert (FOLDER / "grafana" / "dashboards" / "chairlift.json").read_text() == render_dashboard()
+
+
+def test_the_prometheus_operator_gets_the_same_rules() -> None:
+    committed = FOLDER.parent / "kubernetes" / "components" / "monitoring" / "prometheusrule.yaml"
+    assert committed.read_text() == render_rules()
 
 
 def test_panels_have_places_of_their_own() -> None:
