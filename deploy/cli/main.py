@@ -1,6 +1,7 @@
 """Entry point: finds the command, runs it, turns failures into one line and an exit code."""
 
 import argparse
+import io
 import os
 import signal
 import sys
@@ -23,6 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     # gRPC tells on stderr how connections end; a person sees our errors only.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    _replace_what_the_terminal_has_not()
     name = argv[0] if argv else ""
     if name not in command_names(commands):
         return _help_or_error(argv)
@@ -54,3 +56,10 @@ def _help_or_error(argv: Sequence[str]) -> int:
     parser.parse_args(argv)
     parser.print_help()
     return ExitCode.OK
+
+
+def _replace_what_the_terminal_has_not() -> None:
+    """What a model writes is any text: a character that the terminal's encoding lacks becomes a question mark."""
+    match sys.stdout:
+        case io.TextIOWrapper(errors="strict") as stream:
+            stream.reconfigure(errors="replace")

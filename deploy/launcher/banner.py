@@ -97,14 +97,12 @@ def _limits(facts: Facts) -> Iterator[str]:
 
 
 async def _scheduling_config(address: Address) -> ops.SchedulingConfig:
-    """The knobs in force; empty where this gateway does not tell them."""
+    """The knobs in force; empty where this gateway does not tell them, or not now: a scheduler may be coming back."""
     async with grpc.aio.insecure_channel(
         str(address.for_clients()), options=(("grpc.enable_http_proxy", 0),)
     ) as channel:
         try:
             reply = await ops_grpc.OpsServiceStub(channel).GetConfig(ops.GetConfigRequest(), timeout=_TIMEOUT_S)
-        except grpc.aio.AioRpcError as error:
-            if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
-                raise
+        except grpc.aio.AioRpcError:
             return ops.SchedulingConfig()
     return reply.replicas[0].current.config if reply.replicas else ops.SchedulingConfig()

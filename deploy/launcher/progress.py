@@ -1,4 +1,7 @@
-"""Tells on stderr what a starting or restarting stack is doing: a line a change, so that it mixes with logs."""
+"""Tells on stderr what a starting or restarting stack is doing: a line a change, so that it mixes with logs.
+
+Nobody who reads it, or a disk that is full, keeps no child from being started again.
+"""
 
 import sys
 import time
@@ -7,6 +10,7 @@ from typing import TextIO
 
 import msgspec
 
+from chairlift.runtime.line_stream import LineStream
 from deploy.launcher.liveness import Silence
 
 DETAIL_S = 2.0
@@ -33,7 +37,7 @@ class Progress:
         verbose: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._stream = sys.stderr if stream is None else stream
+        self._stream = LineStream(sys.stderr if stream is None else stream)
         self._verbose = verbose
         self._clock = clock
         self._loading: dict[str, _Loading] = {}
@@ -80,7 +84,6 @@ class Progress:
     def say(self, text: str) -> None:
         """One line."""
         self._stream.write(f"chairlift: {text}\n")
-        self._stream.flush()
 
 
 def _without_numbers(text: str) -> str:

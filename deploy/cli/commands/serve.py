@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import sys
 
+from chairlift.runtime.line_stream import LineStream
 from deploy.cli.errors import stack_errors
 from deploy.cli.stack_flags import add_serve_flags, settings_from
 from deploy.cli.terminal import is_coloured
@@ -39,7 +40,7 @@ async def _serve(stack: Stack, warning: str | None) -> int:
         from deploy.launcher.banner import ask_facts, render_banner
 
         banner = render_banner(stack, await ask_facts(stack), is_coloured=is_coloured(sys.stdout))
-        print(banner, end="", flush=True)
+        LineStream(sys.stdout).write(banner)
 
     progress.say(f"loading {stack.settings.model.source} on {stack.settings.worker.device}")
     supervisor = Supervisor(stack.children, stack.settings.supervisor, progress)

@@ -1,15 +1,18 @@
 """Set-up of structured logs. Every process calls `configure_logging` once, first thing.
 
 The lowest level that is written is kept by the standard library's logger `chairlift`, so that it can be changed while
-loggers that were made earlier go on being used. Audit lines are written at every level.
+loggers that were made earlier go on being used. Audit lines are written at every level. A log that cannot be written
+stops nobody: the next line that can says in ``lost_lines`` how many could not.
 """
 
 import logging
 import os
 import sys
+from typing import Any, TextIO, cast
 
 import structlog
 
+from chairlift.runtime.line_stream import LineStream
 from chairlift.runtime.log_limits import LibraryLogs, WarningLimit
 from chairlift.runtime.settings import TelemetrySettings
 
@@ -43,9 +46,10 @@ def configure_logging(settings: TelemetrySettings, process: str) -> None:
     Warnings that repeat are limited. The libraries' own logs below warning are left out. No event may carry prompt or
     output text.
     """
-    console = settings.log_format == "console" or (settings.log_format == "auto" and sys.stderr.isatty())
+    stream = LineStream(sys.stderr)
+    console = settings.log_format == "console" or (settings.log_format == "auto" and stream.isatty())
     renderer: structlog.typing.Processor = (
-        structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty()) if console else structlog.processors.JSONRenderer()
+        structlog.dev.ConsoleRenderer(colors=stream.isatty()) if console else structlog.processors.JSONRenderer()
     )
     level = logging.getLevelNamesMapping()[settings.log_level.upper()]
     set_log_level(settings.log_level)
@@ -57,11 +61,24 @@ def configure_logging(settings: TelemetrySettings, process: str) -> None:
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
+            _LostLines(stream),
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(cast("TextIO", stream)),
         cache_logger_on_first_use=True,
     )
     logging.basicConfig(level=max(level, logging.WARNING), handlers=[LibraryLogs()], force=True)
     structlog.contextvars.bind_contextvars(process=process, pid=os.getpid())
+
+
+class _LostLines:
+    """Processor: the first event after lines that could not be written says how many they were."""
+
+    def __init__(self, stream: LineStream) -> None:
+        self._stream = stream
+
+    def __call__(self, _logger: Any, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+        if self._stream.num_lost:
+            event["lost_lines"] = self._stream.num_lost
+        return event

@@ -23,6 +23,15 @@ def test_text_is_streamed_to_standard_output(echo: Any, start_command: Start) ->
     assert (request.sampling.temperature, request.sampling.seed, request.stopping.max_tokens) == (0.0, 7, 256)
 
 
+def test_a_character_that_the_terminal_has_not_is_replaced(
+    echo: Any, start_command: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    monkeypatch.setenv("PYTHONUTF8", "0")
+    process = start_command("generate", "caf\N{LATIN SMALL LETTER E WITH ACUTE} one", "--target", echo.target)
+    assert process.communicate() == ("caf? one \n", "")
+
+
 def test_each_choice_is_shown(echo: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", "one", "--n", "2", "--target", echo.target]) == 0
     assert capsys.readouterr().out == "── choice 0\none \n── choice 1\none \n"

@@ -1,11 +1,12 @@
 """A supervisor in a process of its own meets signals: no child outlives it, however it ends."""
 
+import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -17,9 +18,9 @@ Start = Callable[..., "subprocess.Popen[str]"]
 def start(stand_ins: Any) -> Iterator[Start]:
     started: list[subprocess.Popen[str]] = []
 
-    def start(*specs: str, ready: str = "all ready\n") -> "subprocess.Popen[str]":
+    def start(*specs: str, ready: str = "all ready\n", log: IO[str] | None = None) -> "subprocess.Popen[str]":
         command = [sys.executable, str(SUPERVISE), str(stand_ins.log), *specs]
-        supervisor = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        supervisor = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
         started.append(supervisor)
         assert supervisor.stdout is not None
         assert supervisor.stdout.readline() == ready
@@ -62,6 +63,18 @@ def test_children_die_with_a_supervisor_that_is_killed(
     supervisor.kill()
     supervisor.wait(60)
     wait_until(lambda: stand_ins.alive() == [], "the children's end")
+
+
+def test_a_log_that_cannot_be_written_keeps_nobody_from_being_started_again(
+    start: Start, stand_ins: Any, wait_until: Callable[..., None]
+) -> None:
+    with Path("/dev/full").open("w") as full:
+        supervisor = start("worker:serve:0:0", log=full)
+    os.kill(stand_ins.pids()[0], signal.SIGKILL)
+    wait_until(lambda: len(stand_ins.pids()) == 2, "another worker")
+    supervisor.send_signal(signal.SIGTERM)
+    assert supervisor.wait(60) == 0
+    assert stand_ins.alive() == []
 
 
 def test_crash_loop_ends_the_supervisor_with_a_failure(start: Start, stand_ins: Any) -> None:
