@@ -5,7 +5,7 @@ OpenTelemetry's own interceptor for grpc.aio breaks ``Health/Watch`` and ends a 
 
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 
-from chairlift.ipc.common import FinishReason
+from chairlift.ipc.common import FinishReason, SamplingParams
 from chairlift.runtime.tracing import Tracing, context_of
 from gateway.call import Call
 from gateway.errors.http_status import http_status
@@ -13,6 +13,9 @@ from gateway.errors.table import status_rule
 from gateway.security.principal import INFERENCE_SERVICE
 from gateway.streams.generation import Generation
 from gateway.transport import OverGrpc, OverHttp, Transport
+
+_MAX_OTLP_INT = 2**63 - 1
+"""A larger attribute could not be encoded, and would cost all spans that are exported with it."""
 
 
 class CallSpans:
@@ -45,6 +48,9 @@ class CallSpans:
             span.set_attribute("gen_ai.usage.output_tokens", sum(len(choice.ids) for choice in generation.choices))
             ends = [choice.end for choice in generation.choices if choice.end is not None]
             span.set_attribute("gen_ai.response.finish_reasons", [_reason_name(end.reason) for end in ends])
+            span.set_attribute("gen_ai.response.model", self._model)
+            if ends:
+                span.set_attribute("gen_ai.usage.cache_read.input_tokens", ends[0].cached_tokens)
         if call.failure:
             span.set_attribute("error.type", call.failure)
             span.set_status(Status(StatusCode.ERROR, call.failure))
@@ -83,10 +89,26 @@ def _describe_request(span: Span, generation: Generation) -> None:
     submit = generation.submission.submit
     span.set_attribute("gen_ai.usage.input_tokens", generation.submission.prompt_tokens)
     span.set_attribute("gen_ai.request.choice.count", submit.n)
-    span.set_attribute("gen_ai.request.temperature", submit.sampling.temperature)
-    span.set_attribute("gen_ai.request.top_p", submit.sampling.top_p)
     if submit.max_tokens is not None:
         span.set_attribute("gen_ai.request.max_tokens", submit.max_tokens)
+    span.set_attributes(_sampling_attributes(submit.sampling))
+
+
+def _sampling_attributes(sampling: SamplingParams) -> dict[str, float]:
+    """What is in force, without what is off."""
+    found: dict[str, float] = {
+        "gen_ai.request.temperature": sampling.temperature,
+        "gen_ai.request.top_p": sampling.top_p,
+    }
+    if sampling.top_k:
+        found["gen_ai.request.top_k"] = sampling.top_k
+    if sampling.presence_penalty:
+        found["gen_ai.request.presence_penalty"] = sampling.presence_penalty
+    if sampling.frequency_penalty:
+        found["gen_ai.request.frequency_penalty"] = sampling.frequency_penalty
+    if sampling.seed <= _MAX_OTLP_INT:
+        found["gen_ai.request.seed"] = sampling.seed
+    return found
 
 
 def _reason_name(reason: int) -> str:

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
@@ -69,6 +70,25 @@ async def test_every_end_of_a_call_ends_its_span(start_rig: Any, exporter: InMem
     good = spans["OK"].attributes
     assert good is not None
     assert (good["gen_ai.usage.output_tokens"], good["gen_ai.response.finish_reasons"]) == (3, ("length",))
+
+
+async def test_how_a_request_samples_is_told_as_far_as_otlp_can(start_rig: Any, exporter: InMemorySpanExporter) -> None:
+    """A seed has 64 bits without a sign, an attribute has one: encoding it would fail, and lose the whole batch."""
+    async with start_rig(tracing=Tracing("gateway", exporter, environ={})) as rig:
+        for seed in (7, 2**64 - 1):
+            sampling = pb.Sampling(temperature=0.5, top_k=40, presence_penalty=0.25, seed=seed)
+            call = rig.stub.Generate(pb.GenerateRequest(text="hi", sampling=sampling), metadata=_metadata())
+            submit = await rig.scheduler.accept()
+            rig.scheduler.finish(submit.handle, 0)
+            await rig.caller.events(call)
+    spans = exporter.get_finished_spans()
+    assert len(encode_spans(spans).resource_spans) == 1
+    found = [{key: value for key, value in (span.attributes or {}).items() if ".request." in key} for span in spans]
+    common = {"temperature": 0.5, "top_p": 1.0, "top_k": 40, "presence_penalty": 0.25, "model": "test"}
+    expected = {f"gen_ai.request.{key}": value for key, value in common.items()} | {"gen_ai.request.choice.count": 1}
+    assert [one | expected for one in found] == found
+    assert [one.get("gen_ai.request.seed") for one in found] == [7, None]
+    assert all((span.attributes or {})["gen_ai.response.model"] == "test" for span in spans)
 
 
 async def test_a_caller_that_does_not_sample_is_followed(start_rig: Any, exporter: InMemorySpanExporter) -> None:
