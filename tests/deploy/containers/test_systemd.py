@@ -43,6 +43,14 @@ def test_stopping_waits_for_the_drain() -> None:
         assert float(_unit(name)["TimeoutStopSec"]) > drain_s + stop_s
 
 
+@pytest.mark.parametrize("name", UNITS[1:])
+def test_who_reads_the_model_has_a_place_to_keep_it(name: str) -> None:
+    """Without the home folder, a gateway could not get the tokenizer of a model of the hub."""
+    service = _unit(name)
+    assert service["ProtectHome"] == "yes"
+    assert service["Environment"] == f"XDG_CACHE_HOME=/var/cache/{service['CacheDirectory']}"
+
+
 def test_streams_end_before_what_computes_them() -> None:
     """systemd stops in the reverse order of After: gateways, then the scheduler, then the worker."""
     scheduler, worker, gateway = (set(_unit(name, "Unit")["After"].split()) for name in UNITS)
