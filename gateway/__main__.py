@@ -4,8 +4,6 @@ import asyncio
 import sys
 from collections.abc import Sequence
 
-import structlog
-
 from chairlift.runtime.addresses import AddressError
 from chairlift.runtime.lean_memory import limit_arenas
 from chairlift.runtime.model_source import ModelNotFoundError, ModelSource, resolve_model
@@ -13,7 +11,7 @@ from chairlift.runtime.process import ExitCode, StopSignal, die_with_parent, sto
 from chairlift.runtime.settings import Settings
 from chairlift.runtime.settings_loader import parse_settings
 from chairlift.runtime.sockets import EndpointError
-from chairlift.runtime.telemetry import configure_logging
+from chairlift.runtime.telemetry import configure_logging, give_up
 from chairlift.runtime.tracing import open_tracing
 from gateway.security.secret_files import SecretsError
 from gateway.service import GatewayService
@@ -34,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
             source = resolve_model(settings.model.source, settings.model.revision)
             text = load_model_text(source)
         except (ModelNotFoundError, ModelTextError) as error:
-            return _give_up(ExitCode.MODEL, "model_cannot_be_read", error)
+            return give_up(ExitCode.MODEL, "model_cannot_be_read", error)
         return asyncio.run(_run(settings, source, text, stop))
 
 
@@ -42,22 +40,17 @@ async def _run(settings: Settings, source: ModelSource, text: ModelText, stop: S
     try:
         service = GatewayService(settings, source, text, open_tracing("gateway"))
     except (AddressError, EndpointError, SecretsError) as error:
-        return _give_up(ExitCode.USAGE, "gateway_cannot_start", error)
+        return give_up(ExitCode.USAGE, "gateway_cannot_start", error)
     try:
         await service.start()
         await service.run(stop)
     except ChatTemplateError as error:
-        return _give_up(ExitCode.MODEL, "model_cannot_be_read", error)
+        return give_up(ExitCode.MODEL, "model_cannot_be_read", error)
     except (AddressError, EndpointError, OSError) as error:
-        return _give_up(ExitCode.USAGE, "gateway_cannot_start", error)
+        return give_up(ExitCode.USAGE, "gateway_cannot_start", error)
     finally:
         await service.close()
     return ExitCode.OK
-
-
-def _give_up(code: ExitCode, event: str, error: Exception) -> ExitCode:
-    structlog.get_logger().error(event, reason=str(error).splitlines()[0])
-    return code
 
 
 if __name__ == "__main__":

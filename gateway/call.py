@@ -9,7 +9,6 @@ import asyncio
 import re
 import secrets
 import time
-import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
@@ -23,6 +22,7 @@ from opentelemetry.trace import INVALID_SPAN, Span, format_trace_id
 from chairlift.ipc.common import Reason
 from chairlift.runtime.tracing import headers_of
 from gateway.errors.api_error import ApiError, GatewayReason
+from gateway.errors.frames import innermost_frames
 from gateway.errors.status import to_wire
 from gateway.gate import Admission, Gate
 from gateway.security.principal import NOBODY, Principal
@@ -33,7 +33,6 @@ RequestT = TypeVar("RequestT", bound=Message)
 
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 _MAX_TRACESTATE_CHARS = 512
-_FRAMES_TOLD = 6
 _MARGIN_SHARE = 0.05
 _MAX_MARGIN_S = 0.025
 _MIN_MARGIN_S = 0.003
@@ -254,7 +253,9 @@ class Method(Generic[RequestT]):
             raise
         except Exception as error:  # noqa: BLE001  # the last line: a fault of ours ends one call and no process
             call.failure = Reason.INTERNAL
-            self._log.error("call_failed", trace_id=call.trace_id, error=type(error).__name__, frames=_frames(error))
+            self._log.error(
+                "call_failed", trace_id=call.trace_id, error=type(error).__name__, frames=innermost_frames(error)
+            )
             raise ApiError(Reason.INTERNAL, f"a fault of the server, trace {call.trace_id}") from None
         finally:
             if self._observer is not None:
@@ -313,9 +314,3 @@ async def _abort(context: "grpc.aio.ServicerContext[Any, Any]", error: ApiError,
 
 def _serialize(message: Message) -> bytes:
     return bytes(message.SerializeToString())
-
-
-def _frames(error: BaseException) -> list[str]:
-    """Where a fault came from. Its message is left out: it may quote a request."""
-    summary = traceback.extract_tb(error.__traceback__)[-_FRAMES_TOLD:]
-    return [f"{frame.filename.rpartition('/')[2]}:{frame.lineno} {frame.name}" for frame in summary]

@@ -7,15 +7,13 @@ import os
 import sys
 from collections.abc import Sequence
 
-import structlog
-
 from chairlift.runtime.lean_memory import limit_arenas
 from chairlift.runtime.model_source import ModelNotFoundError, resolve_model
 from chairlift.runtime.process import ExitCode, StopSignal, die_with_parent, stop_on_signals
 from chairlift.runtime.settings import Settings
 from chairlift.runtime.settings_loader import parse_settings
 from chairlift.runtime.sockets import EndpointError
-from chairlift.runtime.telemetry import configure_logging
+from chairlift.runtime.telemetry import configure_logging, give_up
 from chairlift.runtime.tracing import open_tracing
 from gpu_worker.threads import ThreadPlan, plan_threads, prepare_openmp
 
@@ -53,9 +51,9 @@ def _run(settings: Settings, threads: ThreadPlan, stop: StopSignal) -> int:
         faults = FaultInjector.from_environ(os.environ)
         service = WorkerService(settings, files.config, faults, open_tracing("worker"))
     except (ModelNotFoundError, ModelLoadError) as error:
-        return _give_up(ExitCode.MODEL, "model_cannot_be_loaded", error)
+        return give_up(ExitCode.MODEL, "model_cannot_be_loaded", error)
     except (UnusableSettingsError, EndpointError, OSError, ValueError) as error:
-        return _give_up(ExitCode.USAGE, "worker_cannot_start", error)
+        return give_up(ExitCode.USAGE, "worker_cannot_start", error)
     try:
         engine = service.load(files, threads, stop)
         # Lets go of the mapped files: their pages would count as this process's memory.
@@ -64,16 +62,11 @@ def _run(settings: Settings, threads: ThreadPlan, stop: StopSignal) -> int:
     except StopRequestedError:
         return ExitCode.OK
     except UnusableSettingsError as error:
-        return _give_up(ExitCode.USAGE, "worker_cannot_start", error)
+        return give_up(ExitCode.USAGE, "worker_cannot_start", error)
     except (ModelLoadError, KvCacheSizeError, DeviceMemoryError, WarmUpError, torch.OutOfMemoryError) as error:
-        return _give_up(ExitCode.MODEL, "model_cannot_be_served", error)
+        return give_up(ExitCode.MODEL, "model_cannot_be_served", error)
     finally:
         service.close()
-
-
-def _give_up(code: ExitCode, event: str, error: Exception) -> ExitCode:
-    structlog.get_logger().error(event, reason=str(error).splitlines()[0])
-    return code
 
 
 if __name__ == "__main__":

@@ -3,13 +3,11 @@
 import sys
 from collections.abc import Sequence
 
-import structlog
-
 from chairlift.runtime.addresses import AddressError
 from chairlift.runtime.process import ExitCode, die_with_parent, stop_on_signals
 from chairlift.runtime.settings_loader import parse_settings
 from chairlift.runtime.sockets import EndpointError
-from chairlift.runtime.telemetry import configure_logging
+from chairlift.runtime.telemetry import configure_logging, give_up
 from chairlift.runtime.tracing import open_tracing
 from scheduler_svc.service import SchedulerService
 
@@ -23,8 +21,7 @@ def main(argv: Sequence[str]) -> int:
         try:
             service = SchedulerService(settings, open_tracing("scheduler"))
         except (AddressError, EndpointError, OSError) as error:
-            structlog.get_logger().error("scheduler_cannot_start", reason=str(error))
-            return ExitCode.USAGE
+            return give_up(ExitCode.USAGE, "scheduler_cannot_start", error)
         try:
             service.run(stop)
         finally:

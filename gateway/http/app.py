@@ -1,6 +1,5 @@
 """The paths of the HTTP port, and what is answered where there is none."""
 
-import traceback
 from collections.abc import Callable, Mapping
 
 import structlog
@@ -15,6 +14,7 @@ from chairlift.runtime.probes import ProcessState
 from chairlift.v1 import inference_pb2 as pb
 from gateway.call import Method
 from gateway.errors.api_error import ApiError
+from gateway.errors.frames import innermost_frames
 from gateway.gate import Gate
 from gateway.http.connection import headers_of
 from gateway.http.endpoint import GenerateEndpoint, HttpLimits
@@ -24,7 +24,6 @@ from gateway.http.openai_requests import read_chat, read_completion
 from gateway.security.authenticator import Authenticator
 
 _EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
-_FRAMES_TOLD = 6
 
 
 class Front:
@@ -137,12 +136,7 @@ class _LastLine:
         try:
             await self._app(scope, receive, watched)
         except Exception as error:  # noqa: BLE001  # the last line
-            frames = traceback.extract_tb(error.__traceback__)[-_FRAMES_TOLD:]
-            self._log.error(
-                "http_request_failed",
-                error=type(error).__name__,
-                frames=[f"{frame.filename.rpartition('/')[2]}:{frame.lineno} {frame.name}" for frame in frames],
-            )
+            self._log.error("http_request_failed", error=type(error).__name__, frames=innermost_frames(error))
             if not has_begun:
                 failed = plain_error(500, "a fault of the server", "internal")
                 await _response(failed)(scope, receive, send)

@@ -61,7 +61,7 @@ def _cover_decodes(state: SchedulerState, step: Step, now: int) -> None:
     batch, at_once = state.batch, prefix_use.tokens_at_once(state)
     for sequence in list(batch.joining):
         if sequence in batch.joining and _cover(state, step, sequence, sequence.scheduled + 1, now):
-            _watch(state, sequence, sequence.scheduled, step.number)
+            _schedule_border(state, sequence, sequence.scheduled, step.number)
     for sequence in batch.borders.pop(step.number, ()):
         if sequence.border_step != step.number or sequence.base is None:
             continue
@@ -72,11 +72,14 @@ def _cover_decodes(state: SchedulerState, step: Step, now: int) -> None:
             step.appended.append((sequence, block))
             if position % at_once == 0:
                 step.bordered.append(sequence)
-            _watch(state, sequence, position, step.number)
+            _schedule_border(state, sequence, position, step.number)
 
 
-def _watch(state: SchedulerState, sequence: Sequence, position: int, step: int) -> None:
-    """It decodes at `position` in `step` and goes on from there, one position a step."""
+def _schedule_border(state: SchedulerState, sequence: Sequence, position: int, step: int) -> None:
+    """Notes the step that needs it looked at again: its next block border, or its end where that comes first.
+
+    It decodes at `position` in `step` and goes on from there, one position a step.
+    """
     request, batch = sequence.request, state.batch
     size = state.hashes.block_size
     border = step + size - position % size

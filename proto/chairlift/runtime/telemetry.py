@@ -1,4 +1,4 @@
-"""Set-up of structured logs. Every process calls `configure_logging` once, first thing.
+"""Set-up of structured logs, by `configure_logging`, and a process's last line, by `give_up`.
 
 The lowest level that is written is kept by the standard library's logger `chairlift`, so that it can be changed while
 loggers that were made earlier go on being used. Audit lines are written at every level. A log that cannot be written
@@ -14,6 +14,7 @@ import structlog
 
 from chairlift.runtime.line_stream import LineStream
 from chairlift.runtime.log_limits import LibraryLogs, WarningLimit
+from chairlift.runtime.process import ExitCode
 from chairlift.runtime.settings import TelemetrySettings
 
 AUDIT_EVENT = "audit"
@@ -38,6 +39,13 @@ def drop_below_level(_: object, method: str, event: structlog.typing.EventDict) 
     if not is_written and event.get("event") != AUDIT_EVENT:
         raise structlog.DropEvent
     return event
+
+
+def give_up(code: ExitCode, event: str, error: Exception) -> ExitCode:
+    """Says in the log why a process ends, by the first line of `error`. Returns `code`."""
+    reason = next(iter(str(error).splitlines()), type(error).__name__)
+    structlog.get_logger().error(event, reason=reason)
+    return code
 
 
 def configure_logging(settings: TelemetrySettings, process: str) -> None:
