@@ -71,6 +71,11 @@ class IterationSpans:
         for step in list(self._open):
             self._end(step, now, reason)
 
+    def close(self) -> None:
+        """This process ends before these results: their spans leave, so that the worker's have their parents."""
+        for step, opened in list(self._open.items()):
+            self._end(step, self._wall_clock() - opened.epoch_ns, "SHUTDOWN")
+
     def _end(self, step: int, now: int, failure: str = "") -> None:
         opened = self._open.pop(step)
         if failure:

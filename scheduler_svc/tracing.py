@@ -114,6 +114,7 @@ class RequestSpans:
     def close(self) -> None:
         """Exports what is left, within a bounded time."""
         self.end_due()
+        self._iterations.close()
         self._tracing.close()
 
     def _note_result(self, message: device.StepDone, now: int) -> None:

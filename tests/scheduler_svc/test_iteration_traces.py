@@ -140,6 +140,24 @@ def test_a_lost_worker_ends_the_iteration_and_shows_in_the_request(
     assert decode.status.status_code is StatusCode.UNSET
 
 
+def test_an_iteration_whose_result_the_process_does_not_await_has_its_span(
+    traced: Callable[..., Traced], new_gateway: New, new_worker: New
+) -> None:
+    """The worker's span of that step would have no parent."""
+    scheduler = traced()
+    gateway, worker = new_gateway(), new_worker()
+    worker.join()
+    gateway.greet()
+    gateway.receive(front.SchedulerHello)
+    gateway.submit(256, traceparent=_parent("1"))
+    plans = [worker.receive(device.Plan) for _ in range(2)]
+    gateway.send(front.Detach(256))
+    gateway.await_load(lambda load: load.running == 0, "a beat without the request")
+    iterations = scheduler.finish()["iteration"]
+    assert [span.attributes["chairlift.step"] for span in iterations if span.attributes] == [p.step for p in plans]
+    assert {span.status.description for span in iterations} == {"SHUTDOWN"}
+
+
 def test_links_and_open_spans_are_bounded() -> None:
     exporter = InMemorySpanExporter()
     tracing = Tracing("scheduler", exporter, environ={})
