@@ -1,9 +1,16 @@
 """What a Llama-family decoder is, whatever file described it. No file format and no tensor here."""
 
 import enum
+import math
+from collections.abc import Sequence
 from typing import assert_never
 
 import msgspec
+
+MAX_LAYERS = 1 << 12
+_MAX_SIZE = 1 << 24
+_MAX_RATIO = 1e9
+"""No model comes near them, and what is computed from larger ones is neither held by memory nor finite."""
 
 
 class Architecture(enum.StrEnum):
@@ -106,14 +113,17 @@ def find_fault(config: ModelConfig) -> str | None:
         "context length": config.context_length,
     }
     for name, value in sizes.items():
-        if value < 1:
-            return f"{name} is {value}"
+        most = MAX_LAYERS if name == "number of layers" else _MAX_SIZE
+        if not 1 <= value <= most:
+            return f"{name} is {value}, which is not within 1 and {most}"
     if config.num_heads % config.num_kv_heads:
         return f"{config.num_heads} query heads cannot share {config.num_kv_heads} KV heads evenly"
     if config.head_dim % 2:
         return f"head size {config.head_dim} is odd: rotary embedding needs pairs"
-    if config.norm_eps <= 0 or config.rope_theta <= 0:
-        return f"norm epsilon {config.norm_eps} and RoPE base {config.rope_theta} must be above 0"
+    if not 0 < config.norm_eps < 1:
+        return f"norm epsilon {config.norm_eps} is not within 0 and 1"
+    if not 1 < config.rope_theta < math.inf:
+        return f"RoPE base {config.rope_theta} must be a number above 1"
     if any(not 0 <= token < config.vocab_size for token in config.eos_token_ids):
         return f"an end-of-sequence id of {config.eos_token_ids} is outside the vocabulary of {config.vocab_size}"
     if any(window is not None and window < 1 for window in config.layer_windows):
@@ -124,6 +134,8 @@ def find_fault(config: ModelConfig) -> str | None:
 def scaled_context_length(stated: int, scaling: RopeScaling | None) -> int:
     """Context that the model is good for, where the stated length is that of the unscaled model."""
     match scaling:
+        case LinearScaling(factor) | YarnScaling(factor) if not math.isfinite(factor):
+            return stated  # `find_fault` refuses it
         case LinearScaling(factor):
             return int(stated * max(factor, 1.0))
         case YarnScaling(factor, original):
@@ -134,18 +146,38 @@ def scaled_context_length(stated: int, scaling: RopeScaling | None) -> int:
             assert_never(scaling)
 
 
+def layer_windows(window: int, is_sliding: Sequence[bool], context_length: int) -> tuple[int | None, ...]:
+    """`ModelConfig.layer_windows` where the layers marked slide; empty where no position ever leaves the window.
+
+    `context_length` is the scaled one: a window as long as the unscaled context is one once that is extended.
+    """
+    if window >= context_length or not any(is_sliding):
+        return ()
+    return tuple(window if sliding else None for sliding in is_sliding)
+
+
 def _find_rope_fault(scaling: RopeScaling | None, head_dim: int) -> str | None:
     match scaling:
-        case LinearScaling(factor) if factor <= 0:
-            return f"RoPE scaling factor {factor} must be above 0"
+        case LinearScaling(factor) if not _are_ratios(factor):
+            return f"RoPE scaling factor {factor} must be above 0, and finite"
         case Llama3Scaling(factor, low, high, original):
-            if factor <= 0 or low <= 0 or high <= low or original < 1:
+            if not _are_ratios(factor, low, high) or high <= low or not 1 <= original <= _MAX_SIZE:
                 return f"RoPE scaling llama3 with factor {factor}, low {low}, high {high}, original context {original}"
-        case YarnScaling(factor, original, attention_factor):
-            if factor <= 0 or original < 1 or attention_factor <= 0:
-                return f"RoPE scaling yarn with factor {factor}, original context {original}"
-        case FrequencyFactors(factors) if len(factors) != head_dim // 2 or min(factors) <= 0:
-            return f"{len(factors)} RoPE frequency factors do not fit head size {head_dim}"
+        case YarnScaling(factor, original, attention_factor, fast, slow):
+            is_good = _are_ratios(factor, attention_factor, fast, slow) and fast >= slow
+            if not is_good or not 1 <= original <= _MAX_SIZE:
+                return (
+                    f"RoPE scaling yarn with factor {factor}, original context {original}, attention factor "
+                    f"{attention_factor}, beta {slow} to {fast}"
+                )
+        case FrequencyFactors(factors) if len(factors) != head_dim // 2 or not _are_ratios(*factors):
+            return (
+                f"{len(factors)} RoPE frequency factors do not fit head size {head_dim}, or are not above 0 and finite"
+            )
         case _:
             return None
     return None
+
+
+def _are_ratios(*values: float) -> bool:
+    return all(1 / _MAX_RATIO <= value <= _MAX_RATIO for value in values)

@@ -6,6 +6,7 @@ import numpy as np
 from gguf import GGMLQuantizationType
 
 from gpu_worker.loading.config import (
+    MAX_LAYERS,
     Architecture,
     FrequencyFactors,
     LinearScaling,
@@ -13,6 +14,7 @@ from gpu_worker.loading.config import (
     RopeScaling,
     YarnScaling,
     find_fault,
+    layer_windows,
     scaled_context_length,
 )
 from gpu_worker.loading.errors import ModelLoadError
@@ -36,7 +38,7 @@ def read_gguf_config(file: GgufFile) -> ModelConfig:
     num_heads = file.required_integer(f"{name}.attention.head_count")
     num_layers = file.required_integer(f"{name}.block_count")
     scaling = _rope_scaling(file, name)
-    stated_context = file.required_integer(f"{name}.context_length")
+    context_length = scaled_context_length(file.required_integer(f"{name}.context_length"), scaling)
     config = ModelConfig(
         architecture=_ARCHITECTURES[name],
         vocab_size=_vocab_size(file, name),
@@ -46,7 +48,7 @@ def read_gguf_config(file: GgufFile) -> ModelConfig:
         num_heads=num_heads,
         num_kv_heads=file.integer(f"{name}.attention.head_count_kv") or num_heads,
         head_dim=_head_dim(file, name, hidden_size // max(num_heads, 1)),
-        context_length=scaled_context_length(stated_context, scaling),
+        context_length=context_length,
         norm_eps=file.number(f"{name}.attention.layer_norm_rms_epsilon") or 1e-6,
         rope_theta=file.number(f"{name}.rope.freq_base") or 10_000.0,
         rope_scaling=scaling,
@@ -55,7 +57,7 @@ def read_gguf_config(file: GgufFile) -> ModelConfig:
         output_bias="blk.0.attn_output.bias" in file.tensors,
         mlp_bias="blk.0.ffn_gate.bias" in file.tensors,
         qk_norm=name == "qwen3",
-        layer_windows=_layer_windows(file, name, num_layers, stated_context),
+        layer_windows=_layer_windows(file, name, num_layers, context_length),
         eos_token_ids=_end_ids(file),
     )
     if fault := find_fault(config):
@@ -105,7 +107,8 @@ def _rope_scaling(file: GgufFile, name: str) -> RopeScaling | None:
 
 def _layer_windows(file: GgufFile, name: str, num_layers: int, context_length: int) -> tuple[int | None, ...]:
     window = file.integer(f"{name}.attention.sliding_window")
-    return (window,) * num_layers if window and window < context_length else ()
+    # More layers are refused.
+    return layer_windows(window, [True] * min(num_layers, MAX_LAYERS), context_length) if window else ()
 
 
 def _end_ids(file: GgufFile) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from gpu_worker.loading.config import (
+    MAX_LAYERS,
     Architecture,
     LinearScaling,
     Llama3Scaling,
@@ -19,6 +20,7 @@ from gpu_worker.loading.config import (
     RopeScaling,
     YarnScaling,
     find_fault,
+    layer_windows,
     scaled_context_length,
 )
 from gpu_worker.loading.errors import ModelLoadError
@@ -93,6 +95,7 @@ def read_hf_config(folder: Path) -> ModelConfig:
     file = _read(path, _ConfigFile)
     _refuse_unsupported(path, file)
     scaling = _rope_scaling(path, file)
+    context_length = scaled_context_length(file.max_position_embeddings, scaling)
     generation_path = folder / "generation_config.json"
     generation = _read(generation_path, _GenerationFile) if generation_path.is_file() else _GenerationFile()
     eos = generation.eos_token_id if generation.eos_token_id is not None else file.eos_token_id
@@ -105,7 +108,7 @@ def read_hf_config(folder: Path) -> ModelConfig:
         num_heads=file.num_attention_heads,
         num_kv_heads=file.num_key_value_heads or file.num_attention_heads,
         head_dim=file.head_dim or file.hidden_size // max(file.num_attention_heads, 1),
-        context_length=scaled_context_length(file.max_position_embeddings, scaling),
+        context_length=context_length,
         norm_eps=file.rms_norm_eps,
         rope_theta=_rope_theta(file),
         rope_scaling=scaling,
@@ -114,7 +117,7 @@ def read_hf_config(folder: Path) -> ModelConfig:
         output_bias=architecture in (Architecture.LLAMA, Architecture.QWEN3) and file.attention_bias,
         mlp_bias=architecture is Architecture.LLAMA and file.mlp_bias,
         qk_norm=architecture is Architecture.QWEN3,
-        layer_windows=_layer_windows(path, file, architecture),
+        layer_windows=_layer_windows(path, file, architecture, context_length),
         eos_token_ids=_as_ids(eos),
     )
     if fault := find_fault(config):
@@ -203,22 +206,23 @@ def _yarn_attention_factor(factor: float, rope: _RopeParameters) -> float:
     return mscale(1.0)
 
 
-def _layer_windows(path: Path, file: _ConfigFile, architecture: Architecture) -> tuple[int | None, ...]:
+def _layer_windows(
+    path: Path, file: _ConfigFile, architecture: Architecture, context_length: int
+) -> tuple[int | None, ...]:
+    num_layers = min(file.num_hidden_layers, MAX_LAYERS)  # more are refused
     match architecture:
         case Architecture.LLAMA:
             return ()
         case Architecture.MISTRAL:
             window = _MISTRAL_DEFAULT_WINDOW if file.sliding_window is UNSET else file.sliding_window
-            is_sliding = [True] * file.num_hidden_layers
+            is_sliding = [True] * num_layers
         case Architecture.QWEN2 | Architecture.QWEN3:
             window = None if file.sliding_window is UNSET or not file.use_sliding_window else file.sliding_window
-            first = file.num_hidden_layers if file.max_window_layers is None else file.max_window_layers
-            is_sliding = [layer >= first for layer in range(file.num_hidden_layers)]
+            first = num_layers if file.max_window_layers is None else file.max_window_layers
+            is_sliding = [layer >= first for layer in range(num_layers)]
             if file.layer_types is not None:
                 is_sliding = _sliding_layers(path, file.layer_types, file.num_hidden_layers)
-    if not isinstance(window, int) or window >= file.max_position_embeddings or not any(is_sliding):
-        return ()
-    return tuple(window if sliding else None for sliding in is_sliding)
+    return layer_windows(window, is_sliding, context_length) if isinstance(window, int) else ()
 
 
 def _sliding_layers(path: Path, layer_types: list[str], num_layers: int) -> list[bool]:

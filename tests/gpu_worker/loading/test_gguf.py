@@ -1,5 +1,6 @@
 """GGUF files: every supported type, llama.cpp's row order, metadata, and damage."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -168,6 +169,13 @@ def test_unsupported_type(write_gguf: Any, llama_tensors: Any) -> None:
         ({"metadata": {"llama.expert_count": 8}}, ("mixture of experts",)),
         ({"metadata": {"llama.rope.scaling.type": "longrope"}}, ("longrope",)),
         ({"metadata": {"llama.rope.dimension_count": 16}}, ("rotary part of 16",)),
+        ({"metadata": {"llama.block_count": 1 << 31}}, ("number of layers is 2147483648",)),
+        ({"metadata": {"llama.block_count": 1 << 31, "llama.attention.sliding_window": 7}}, ("number of layers",)),
+        ({"metadata": {"llama.rope.freq_base": math.nan}}, ("RoPE base nan",)),
+        ({"metadata": {"llama.attention.layer_norm_rms_epsilon": math.inf}}, ("norm epsilon inf",)),
+        ({"metadata": {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": math.nan}}, ("factor nan",)),
+        ({"metadata": {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": math.inf}}, ("factor inf",)),
+        ({"extra": {"rope_freqs.weight": np.full(HEAD_DIM // 2, np.nan, np.float32)}}, ("frequency factors",)),
         ({"extra": {"blk.0.surprise.weight": np.zeros((4, 4), np.float32)}}, ("blk.0.surprise.weight", "no part of")),
     ],
 )

@@ -127,6 +127,17 @@ def test_rope_scaling(folder: Path, rope: dict[str, Any] | None, wanted: Any) ->
     assert read_hf_config(folder).rope_scaling == wanted
 
 
+def test_a_window_as_long_as_the_unscaled_context_is_one_once_that_is_extended(folder: Path) -> None:
+    change_config(folder, model_type="mistral", sliding_window=512, rope_parameters=None)
+    assert read_hf_config(folder).layer_windows == ()
+    change_config(folder, rope_parameters=_yarn(factor=4.0))
+    assert read_hf_config(folder).layer_windows == (512, 512, 512)
+
+
+def _yarn(**changes: float) -> dict[str, Any]:
+    return {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1e4} | changes
+
+
 @pytest.mark.parametrize(
     ("changes", "word"),
     [
@@ -142,6 +153,17 @@ def test_rope_scaling(folder: Path, rope: dict[str, Any] | None, wanted: Any) ->
         ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantisation"),
         ({"num_key_value_heads": 4}, "KV heads"),
         ({"intermediate_size": 0}, "intermediate size is 0"),
+        ({"max_position_embeddings": 10**9}, "context length is 1000000000"),
+        ({"num_hidden_layers": 10**12, "layer_types": "absent"}, "number of layers is 1000000000000"),
+        ({"num_hidden_layers": 10**12, "layer_types": "absent", "model_type": "qwen2"}, "number of layers"),
+        ({"num_hidden_layers": 10**12, "model_type": "mistral"}, "number of layers is 1000000000000"),
+        ({"rms_norm_eps": 1e300}, "norm epsilon"),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1.0}}, "RoPE base"),
+        ({"rope_parameters": {"rope_type": "linear", "factor": 1e300, "rope_theta": 1e4}}, "context length"),
+        ({"rope_parameters": {"rope_type": "linear", "factor": 1e-300, "rope_theta": 1e4}}, "factor 1e-300"),
+        ({"rope_parameters": _yarn(factor=1e300)}, "context length"),
+        ({"rope_parameters": _yarn(beta_fast=-3.0)}, "beta 1.0 to -3.0"),
+        ({"rope_parameters": _yarn(mscale=1e300, mscale_all_dim=1e-300)}, "attention factor"),
         ({"eos_token_id": 4000}, "end-of-sequence"),
         ({"layer_types": ["full_attention", "chunked_attention", "full_attention"]}, "chunked_attention"),
     ],
