@@ -36,6 +36,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except CommandError as error:
         print(f"{PROGRAM} {name}: {error}", file=sys.stderr)
         return error.exit_code
+    except (UnicodeEncodeError, UnicodeDecodeError) as error:
+        print(f"{PROGRAM} {name}: an argument or the input is not text in UTF-8 ({error.reason})", file=sys.stderr)
+        return ExitCode.USAGE
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except BrokenPipeError:

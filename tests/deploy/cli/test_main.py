@@ -116,6 +116,12 @@ def test_what_cannot_be_written_or_ended_is_refused_at_the_start(
     assert message in capsys.readouterr().err
 
 
+def test_what_is_no_text_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """A file name or a paste in another encoding: Python hands it over with surrogates."""
+    assert main(["explain", "a\udcff", "--target", "127.0.0.1:1"]) == 2
+    assert capsys.readouterr().err.startswith("chairlift explain: an argument or the input is not text in UTF-8")
+
+
 def test_a_model_that_is_not_there_ends_serve_with_3(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--model", "./nothing-here"]) == 3
     assert capsys.readouterr().err.startswith("chairlift serve: ./nothing-here: no such folder or file")
