@@ -20,6 +20,7 @@ INT8_GROUP_INPUTS = 64
 MAX_INPUTS = 65536
 _PANEL = 16
 _ROW_ALIGNMENT = 64
+_SCALE_ROWS = 16
 
 
 class WeightKind(enum.IntEnum):
@@ -163,10 +164,11 @@ class PackedLinear:
 
     def _quantised(self, x: torch.Tensor) -> tuple[Inputs, tuple[torch.Tensor, ...]]:
         num_rows, per_row = x.shape[0], -(-self.in_features // self.kind.input_group)
+        padded_rows = -(-num_rows // _SCALE_ROWS) * _SCALE_ROWS
         row_bytes = -(-self.in_features // _ROW_ALIGNMENT) * _ROW_ALIGNMENT
         codes = torch.empty((num_rows, row_bytes), dtype=torch.int8)
-        scales = torch.empty((num_rows, per_row), dtype=torch.float32)
-        sums = torch.empty((num_rows, per_row), dtype=torch.int32)
+        scales = torch.empty((padded_rows, per_row), dtype=torch.float32)
+        sums = torch.empty((padded_rows, per_row), dtype=torch.int32)
         pointers = codes.data_ptr(), scales.data_ptr(), sums.data_ptr()
         library, pool = self._kernels.library, self._kernels.team.pool
         library.quantise(pool, self.kind, dtype_code(x, "x"), x.data_ptr(), num_rows, self.in_features, *pointers)

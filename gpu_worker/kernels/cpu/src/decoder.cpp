@@ -1,5 +1,7 @@
 #include "decoder.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <new>
@@ -11,6 +13,7 @@ namespace cl {
 namespace {
 
 constexpr int64_t kRowGroup = 4;  // rows of a small operation handed out together
+constexpr size_t kHugePage = size_t(2) << 20;
 
 // Activations of one width between operations: numbers, or bytes with scales where the next weights are quantised.
 struct Activations {
@@ -19,7 +22,7 @@ struct Activations {
   int8_t* codes;
   int64_t code_bytes;
   float* scales;
-  int32_t* sums;
+  void* sums;
 };
 
 class Decoder {
@@ -54,7 +57,7 @@ class Decoder {
   Decoder(const DecoderShape& shape, const DecoderWeights& weights) : shape_(shape), weights_(weights) {}
 
   bool allocate() {
-    const int64_t rows = std::max(shape_.max_tokens, shape_.max_rows);
+    const int64_t rows = round_up(std::max(shape_.max_tokens, shape_.max_rows), kScaleRows);
     const int64_t q_size = int64_t(shape_.num_heads) * shape_.head_dim;
     char* base = nullptr;
     for (int pass = 0; pass < 2; ++pass) {
@@ -71,8 +74,10 @@ class Decoder {
       qkv_ = reinterpret_cast<float*>(take(rows * qkv_width_ * 4));
       q_ = take(rows * q_size * item_bytes());
       if (pass) break;
-      memory_ = base = static_cast<char*>(std::aligned_alloc(64, size_t(used)));
+      const size_t bytes = (size_t(used) + kHugePage - 1) / kHugePage * kHugePage;
+      memory_ = base = static_cast<char*>(std::aligned_alloc(kHugePage, bytes));
       if (!base) return false;
+      madvise(base, bytes, MADV_HUGEPAGE);  // advice: rows of a step are many small pages apart
       std::memset(base, 0, size_t(used));
     }
     return true;
@@ -85,7 +90,7 @@ class Decoder {
     a->code_bytes = quantised_row_bytes(width);
     a->codes = reinterpret_cast<int8_t*>(take(rows * a->code_bytes));
     a->scales = reinterpret_cast<float*>(take(rows * (width / kGroupInputs + 1) * 4));
-    a->sums = reinterpret_cast<int32_t*>(take(rows * (width / kGroupInputs + 1) * 4));
+    a->sums = take(rows * (width / kGroupInputs + 1) * 4);
   }
 
   int item_bytes() const { return shape_.dtype == kBFloat16 ? 2 : 4; }
@@ -147,8 +152,7 @@ class Decoder {
 
   template <class T>
   static void quantise_into(const Linear& next, const Activations& a, int64_t row, const T* x, int n) {
-    const int64_t per_row = input_groups(next.kind, n);
-    quantise_row(next.kind, x, n, a.codes + row * a.code_bytes, a.scales + row * per_row, a.sums + row * per_row);
+    quantise_row(next.kind, x, n, row, a.codes + row * a.code_bytes, a.scales, a.sums);
   }
 
   static void multiply(Pool* pool, const Linear& linear, const Activations& a, int64_t num_rows, const Outputs& out) {

@@ -12,8 +12,6 @@
 
 namespace cl {
 
-constexpr int kGroupsAtOnce = 24;  // whose codes are unpacked together: 12 KiB of the first-level cache
-constexpr int kOffsetStride = 32;
 constexpr int kUnpackedBytes = kGroupUnits * 64;
 
 template <int Kind>
@@ -60,26 +58,19 @@ CL_INLINE void sum_groups(const char* x, int64_t row_bytes, const char* codes, i
 }
 #undef CL_SUM
 
-// totals[r][0..16) of R rows and one panel, for `count` <= kGroupsAtOnce groups: begun, or gone on with. x, scales,
-// input_sums, weights and codes are at the first group; configure_byte_tiles(R) came before.
+// totals[r][0..16) of R rows and one panel, for `count` groups: begun, or gone on with. x, scales and offsets (the sums
+// of kWeightGroup41; both see group_place), weights (for their scales) and codes are at the first group;
+// configure_byte_tiles(R) came before.
 //
 // Two groups are on their way through tiles and memory while the two before them are added. All in one function, so
 // that totals stay in registers.
 template <int Kind, int R>
-CL_INLINE void multiply_tile_groups(const char* x, int64_t row_bytes, const float* scales, const int32_t* input_sums,
-                                    int num_groups, const char* weights, const char* codes, int count, bool is_begun,
-                                    float* totals, int stride) {
+CL_INLINE void multiply_tile_groups(const char* x, int64_t row_bytes, const float* scales, const float* offsets,
+                                    const char* weights, const char* codes, int count, bool is_begun, float* totals,
+                                    int stride) {
   alignas(64) int32_t sums[2][2 * R * kPanel];
-  alignas(64) float offsets[R][kOffsetStride];  // scale times sum of a group's inputs
   VF total[R];
   for (int r = 0; r < R; ++r) total[r] = is_begun ? load(totals + r * stride) : zero();
-  for (int r = 0; Kind == kWeightGroup41 && r < R; ++r) {
-    for (int i = 0; i < count; i += W) {
-      const int64_t at = int64_t(r) * num_groups + i;
-      const int n = count - i < W ? count - i : W;
-      store(offsets[r] + i, mul(as_f(load_lanes(scales + at, n)), from_int(load_lanes(input_sums + at, n))));
-    }
-  }
   finish_stores();
   sum_groups<Kind, R>(x, row_bytes, codes, count, sums[0]);
   for (int g = 0, turn = 0; g < count; g += 2, turn ^= 1) {
@@ -93,10 +84,10 @@ CL_INLINE void multiply_tile_groups(const char* x, int64_t row_bytes, const floa
       const VF minimum = Kind == kWeightGroup41 ? load_half(halves + 32) : zero();
       const int32_t* from = sums[turn] + (i - g) * R * kPanel;
       for (int r = 0; r < R; ++r) {
-        const VF input_scale = set1(scales[int64_t(r) * num_groups + i]);
+        const VF input_scale = set1(scales[i * kScaleRows + r]);
         const VF factor = Kind == kWeightInt8 ? input_scale : mul(scale, input_scale);
         total[r] = fma(from_int(load_i(from + r * kPanel)), factor, total[r]);
-        if (Kind == kWeightGroup41) total[r] = fma(minimum, set1(offsets[r][i]), total[r]);
+        if (Kind == kWeightGroup41) total[r] = fma(minimum, set1(offsets[i * kScaleRows + r]), total[r]);
       }
     }
   }

@@ -13,7 +13,7 @@ CL_INLINE VI load_unsigned(const char* p) {
   return kByteZero == 128 ? load_i(p) : xor_i(load_i(p), set1_i(int32_t(0x80808080u)));
 }
 
-// sums[r][0..16) for R rows and one panel. scales and group_sums: `groups` a row.
+// sums[r][0..16) for R rows and one panel. scales and group_sums: those of the first row, see group_place.
 template <int R>
 CL_INLINE void multiply_bytes(const char* x, int64_t row_bytes, const float* scales, const int32_t* group_sums,
                               const char* panel, int groups, float* out, int out_stride) {
@@ -25,7 +25,7 @@ CL_INLINE void multiply_bytes(const char* x, int64_t row_bytes, const float* sca
     ask_ahead(panel + int64_t(g) * kByteGroupInputs * kPanel, kByteGroupInputs * kPanel);
     VI sum[R][V];
     for (int r = 0; r < R; ++r)
-      for (int v = 0; v < V; ++v) sum[r][v] = set1_i(-128 * group_sums[r * groups + g]);
+      for (int v = 0; v < V; ++v) sum[r][v] = set1_i(-128 * group_sums[g * kScaleRows + r]);
     for (int u = g * kByteGroupUnits; u < (g + 1) * kByteGroupUnits; ++u) {
       VI w[V];
       for (int v = 0; v < V; ++v) w[v] = load_unsigned(panel + int64_t(u) * 64 + v * 4 * W);
@@ -35,7 +35,7 @@ CL_INLINE void multiply_bytes(const char* x, int64_t row_bytes, const float* sca
       }
     }
     for (int r = 0; r < R; ++r)
-      for (int v = 0; v < V; ++v) total[r][v] = fma(from_int(sum[r][v]), set1(scales[r * groups + g]), total[r][v]);
+      for (int v = 0; v < V; ++v) total[r][v] = fma(from_int(sum[r][v]), set1(scales[g * kScaleRows + r]), total[r][v]);
   }
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < V; ++v) store(out + r * out_stride + v * W, total[r][v]);

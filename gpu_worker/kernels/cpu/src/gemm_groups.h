@@ -40,9 +40,9 @@ constexpr int code_bytes() { return Kind == kWeightGroup8 ? 512 : 256; }
 template <int Kind>
 constexpr int code_zero() { return Kind == kWeightGroup8 ? 128 : Kind == kWeightGroup4 ? 8 : 0; }
 
-// tile[r][0..16) for R rows and one panel. scales and sums: one a group, `num_groups` from row to row.
+// tile[r][0..16) for R rows and one panel. scales and sums: those of the first row, see group_place.
 template <int Kind, int R>
-CL_INLINE void multiply_groups(const char* x, int64_t row_bytes, const float* scales, const int32_t* sums,
+CL_INLINE void multiply_groups(const char* x, int64_t row_bytes, const float* scales, const void* sums,
                                const char* panel, int num_groups, float* tile, int tile_stride) {
   constexpr int V = kGroupVectors;
   VF total[R][V];
@@ -56,14 +56,15 @@ CL_INLINE void multiply_groups(const char* x, int64_t row_bytes, const float* sc
       load_codes<Kind>(group, v, codes);
       const VF scale = load_half(group + code_bytes<Kind>() + v * 2 * W);
       for (int r = 0; r < R; ++r) {
-        const int64_t at = int64_t(r) * num_groups + g;
+        const int64_t at = int64_t(g) * kScaleRows + r;
         const char* inputs = x + r * row_bytes + g * kGroupInputs;
-        VI sum = Kind == kWeightGroup41 ? zero_i() : set1_i(-code_zero<Kind>() * sums[at]);
+        VI sum = zero_i();
+        if (Kind != kWeightGroup41) sum = set1_i(-code_zero<Kind>() * static_cast<const int32_t*>(sums)[at]);
         for (int u = 0; u < kGroupUnits; ++u) sum = mac_u8s8(sum, codes[u], broadcast_i(inputs + 4 * u));
         total[r][v] = fma(from_int(sum), mul(scale, set1(scales[at])), total[r][v]);
         if (Kind == kWeightGroup41) {
           const VF minimum = load_half(group + code_bytes<Kind>() + 32 + v * 2 * W);
-          total[r][v] = fma(minimum, set1(scales[at] * float(sums[at])), total[r][v]);
+          total[r][v] = fma(minimum, set1(static_cast<const float*>(sums)[at]), total[r][v]);
         }
       }
     }
@@ -72,17 +73,24 @@ CL_INLINE void multiply_groups(const char* x, int64_t row_bytes, const float* sc
     for (int v = 0; v < V; ++v) store(tile + r * tile_stride + v * W, total[r][v]);
 }
 
-constexpr int kGroupRows = 4;
+constexpr int kGroupRows = W == 16 ? 8 : 4;
 
 template <int Kind>
 CL_INLINE void multiply_group_rows(int rows, const char* x, int64_t row_bytes, const float* scales,
-                                   const int32_t* sums, const char* panel, int num_groups, float* tile,
+                                   const void* sums, const char* panel, int num_groups, float* tile,
                                    int tile_stride) {
   switch (rows) {
     case 1: return multiply_groups<Kind, 1>(x, row_bytes, scales, sums, panel, num_groups, tile, tile_stride);
     case 2: return multiply_groups<Kind, 2>(x, row_bytes, scales, sums, panel, num_groups, tile, tile_stride);
     case 3: return multiply_groups<Kind, 3>(x, row_bytes, scales, sums, panel, num_groups, tile, tile_stride);
-    default: return multiply_groups<Kind, 4>(x, row_bytes, scales, sums, panel, num_groups, tile, tile_stride);
+#if defined(__AVX512F__)
+    case 4: return multiply_groups<Kind, 4>(x, row_bytes, scales, sums, panel, num_groups, tile, tile_stride);
+    case 5: return multiply_groups<Kind, 5>(x, row_bytes, scales, sums, panel, num_groups, tile, tile_stride);
+    case 6: return multiply_groups<Kind, 6>(x, row_bytes, scales, sums, panel, num_groups, tile, tile_stride);
+    case 7: return multiply_groups<Kind, 7>(x, row_bytes, scales, sums, panel, num_groups, tile, tile_stride);
+#endif
+    default:
+      return multiply_groups<Kind, kGroupRows>(x, row_bytes, scales, sums, panel, num_groups, tile, tile_stride);
   }
 }
 

@@ -26,6 +26,12 @@ enum WeightKind : int32_t {
   kWeightGroup41 = 5,  // GGUF Q4_1: u4 code times a scale plus a minimum a group
 };
 
+#if defined(__AMX_BF16__) && defined(__AMX_INT8__)
+#define CL_HAS_TILES 1
+#else
+#define CL_HAS_TILES 0
+#endif
+
 constexpr int kPanel = 16;
 constexpr int kGroupInputs = 32;      // of GGUF's blocks
 constexpr int kByteGroupInputs = 64;  // of inputs to kWeightInt8: a step of 16 units
@@ -44,7 +50,6 @@ struct Linear {
   const float* scales;  // kWeightInt8: one an output, in panel order, padded; else null
   const float* bias;    // in panel order, padded; or null
 };
-
 
 CL_INLINE bool is_grouped(int kind) { return kind >= kWeightGroup8; }
 CL_INLINE bool is_quantised(int kind) { return kind >= kWeightInt8; }
@@ -85,8 +90,8 @@ CL_INLINE void ask_ahead(const char* weights, int bytes) {
 struct Inputs {
   const void* rows;     // bf16, float or s8, `num_units` dwords each at least, padding zero
   int64_t row_bytes;    // from one row to the next
-  const float* scales;  // s8: [rows][input_groups]
-  const int32_t* sums;  // s8: sum of each group's numbers, as scales
+  const float* scales;  // s8: of each group, see group_place
+  const void* sums;     // s8: of each group's numbers, as scales: int32; for kWeightGroup41 float, times the scale
 };
 
 enum OutputKind : int32_t {
@@ -104,7 +109,7 @@ struct Outputs {
 
 void run_linear(Pool* pool, const Linear& linear, const Inputs& in, int64_t num_rows, const Outputs& out);
 
-// Bytes that run_quantise writes for one row of `n` inputs: numbers, padded.
+// Bytes that quantise_row writes for one row of `n` inputs: numbers, padded.
 CL_INLINE int64_t quantised_row_bytes(int n) { return round_up(n, 64); }
 CL_INLINE int num_groups(int n) { return n / kGroupInputs; }
 // Groups that a row of n inputs is quantised in for weights of `kind`.
@@ -112,5 +117,11 @@ CL_INLINE int input_groups(int kind, int n) {
   return is_grouped(kind) ? num_groups(n) : (n + kByteGroupInputs - 1) / kByteGroupInputs;
 }
 CL_INLINE int input_groups(const Linear& l) { return input_groups(l.kind, l.num_inputs); }
+
+constexpr int kScaleRows = 16;  // whose scales of one group lie side by side, as products of a tile want them
+// Where the scale of a row's first of `groups` groups lies; those after it are kScaleRows apart.
+CL_INLINE int64_t group_place(int64_t row, int groups) {
+  return row / kScaleRows * kScaleRows * groups + row % kScaleRows;
+}
 
 }  // namespace cl

@@ -41,12 +41,21 @@ CL_INLINE void quantise_run(const T* x, int n, int8_t* codes, float* scale, int3
   *sum = is_finite ? reduce_add_i(total) : 0;
 }
 
-// One row for weights of `kind`. scales and sums: input_groups(kind, n) of them. Pads codes with zeros.
+// Row `row` for weights of `kind`. scales and sums: of all rows, as Inputs has them, with room for whole blocks of
+// kScaleRows. Pads codes with zeros.
 template <class T>
-CL_INLINE void quantise_row(int kind, const T* x, int n, int8_t* codes, float* scales, int32_t* sums) {
+CL_INLINE void quantise_row(int kind, const T* x, int n, int64_t row, int8_t* codes, float* scales, void* sums) {
   const int step = is_grouped(kind) ? kGroupInputs : kByteGroupInputs;
+  const int64_t first = group_place(row, input_groups(kind, n));
   for (int g = 0; g * step < n; ++g) {
-    quantise_run(x + g * step, n - g * step < step ? n - g * step : step, codes + g * step, scales + g, sums + g);
+    const int64_t at = first + int64_t(g) * kScaleRows;
+    int32_t sum;
+    quantise_run(x + g * step, n - g * step < step ? n - g * step : step, codes + g * step, scales + at, &sum);
+    if (kind == kWeightGroup41) {
+      static_cast<float*>(sums)[at] = scales[at] * float(sum);
+    } else {
+      static_cast<int32_t*>(sums)[at] = sum;
+    }
   }
   std::memset(codes + n, 0, size_t(quantised_row_bytes(n) - n));
 }

@@ -19,7 +19,7 @@ extern "C" {
 void chairlift_rms_norm(void*, int32_t, const void*, void*, const void*, void*, int64_t, int32_t, float);
 void chairlift_silu_mul(void*, int32_t, const void*, void*, int64_t, int32_t);
 void chairlift_rotate_and_store(void*, int32_t, const cl::RotaryCall*, const void*, void*, int64_t);
-void chairlift_quantise(void*, int32_t, int32_t, const void*, int64_t, int32_t, int8_t*, float*, int32_t*);
+void chairlift_quantise(void*, int32_t, int32_t, const void*, int64_t, int32_t, int8_t*, float*, void*);
 void chairlift_greedy(void*, const float*, int64_t, int64_t, int64_t*);
 }
 
@@ -119,7 +119,7 @@ void check_linear(cl::Pool* pool, int kind, int outputs, int inputs, bool paired
   const auto x = numbers<T>(size_t(rows) * inputs);
   const int64_t row_bytes = cl::is_quantised(kind) ? cl::quantised_row_bytes(inputs) : cl::round_up(inputs * int(sizeof(T)), 64);
   std::vector<char> in(size_t(rows * row_bytes));
-  const size_t groups = size_t(rows) * cl::input_groups(kind, inputs);
+  const size_t groups = size_t(cl::round_up(rows, cl::kScaleRows)) * cl::input_groups(kind, inputs);
   std::vector<float> in_scales(groups);
   std::vector<int32_t> sums(groups);
   if (cl::is_quantised(kind)) {
