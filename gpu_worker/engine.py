@@ -149,7 +149,7 @@ def _build_runner(
                 return model.new_runner(cache, limits, epoch, faults, is_measuring=is_measuring)
             case NativeModel():
                 decoder = model.new_decoder(limits)
-                return Runner(decoder, cache, limits, epoch, faults, decoder.greedy)
+                return Runner(decoder, cache, limits, epoch, faults, decoder.greedy, decoder.decode_greedily)
             case _:
                 return Runner(model.new_decoder(limits), cache, limits, epoch, faults)
 

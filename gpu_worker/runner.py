@@ -5,6 +5,7 @@ after a step that failed, nothing is carried out until a plan with `reset`.
 """
 
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,12 +23,16 @@ from gpu_worker.failures import NonFiniteLogitsError, failure_kind, failure_plac
 from gpu_worker.faults import FaultInjector
 from gpu_worker.host_pool import HostPool
 from gpu_worker.kv_cache import KvCache
+from gpu_worker.model.decoder import LayerPages, StepInput
 from gpu_worker.results import Result, pack_ends, pack_ids, prompt_logprobs, prompt_span, row_logprobs
 from gpu_worker.sampling.choose import greedy_rows
 from gpu_worker.sampling.logprobs import TokenLogprobs, describe_tokens
 from gpu_worker.sampling.penalties import PenaltyCounters
 from gpu_worker.sampling.rows import Needs, SamplingRows
 from gpu_worker.sampling.sampler import GreedyRows, Sampled, Sampler
+
+DecodeGreedily = Callable[[StepInput, Sequence[LayerPages]], Column]
+"""A step of decodes alone, whose rows ask for nothing but the largest logit: their token ids, good until the next."""
 
 
 @dataclass(slots=True)
@@ -53,8 +58,11 @@ class Runner:
         worker_epoch: int,
         faults: FaultInjector | None = None,
         greedy: GreedyRows = greedy_rows,
+        decode_greedily: DecodeGreedily | None = None,
     ) -> None:
-        """`greedy`: what chooses among logits where a row asks for nothing else."""
+        """`greedy`: what chooses among logits where a row asks for nothing else; `decode_greedily` does that, and the
+        model before it, in one go, where there is such.
+        """
         self.counters = RunnerCounters()
         self._decoder = decoder
         self._cache = cache
@@ -65,6 +73,7 @@ class Runner:
         self._rows = SamplingRows(limits.max_num_seqs, decoder.config.eos_token_ids, self._device)
         self._penalties = PenaltyCounters(limits.max_num_seqs, limits.vocab_size, self._device)
         self._sampler = Sampler(self._rows, self._penalties, greedy)
+        self._decode_greedily = decode_greedily
         self._faults = faults or FaultInjector()
         self.last_step = 0
         """Number of the last plan carried out; 0 before the first."""
@@ -88,8 +97,7 @@ class Runner:
             return self._refuse(plan)
         started = time.perf_counter_ns()
         try:
-            with torch.inference_mode():
-                result = self._carry_out(plan, started)
+            result = self._carry_out(plan, started)
         except torch.AcceleratorError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever a step raises is the scheduler's to isolate
@@ -127,9 +135,18 @@ class Runner:
 
     def _carry_out(self, plan: Plan, started: int) -> StepDone:
         self._faults.check_file()
-        if self._steady is not None and self._steady.continues_with(plan):
-            self._steady.advance(plan)
-            return self._decode_again(plan, self._steady, started)
+        steady = self._steady
+        if steady is not None and steady.continues_with(plan):
+            steady.advance(plan)
+            if self._decode_greedily is not None and not self._rows.needs[steady.rows].any():
+                return self._decode_plainly(plan, steady, self._decode_greedily, started)
+            with torch.inference_mode():
+                return self._decode_again(plan, steady, started)
+        with torch.inference_mode():
+            return self._begin(plan, started)
+
+    def _begin(self, plan: Plan, started: int) -> StepDone:
+        """A step of any kind."""
         self._steady = None
         columns = unpack_plan(plan)
         if plan.reset:
@@ -150,13 +167,23 @@ class Runner:
         self._state.advance(columns, sampling.rows, token_ids)
         if self._can_go_on(columns):
             self._steady = SteadyDecode(self._state, plan, columns.decode_rows, step)
-        return self._step_done(plan, sampling.rows, sampled, token_ids, prompts, device_ns, started)
+        return self._step_done(plan, sampling.rows, sampled.logprobs, token_ids, prompts, device_ns, started)
 
     def _can_go_on(self, columns: PlanColumns) -> bool:
         return not len(columns.chunk_rows) and self._device.type == "cpu" and not self._faults.is_armed
 
-    def _decode_again(self, plan: Plan, steady: SteadyDecode, started: int) -> StepDone:
+    def _decode_plainly(self, plan: Plan, steady: SteadyDecode, decode: DecodeGreedily, started: int) -> StepDone:
         """The usual step. It does nothing that it need not: after each the caches hold none of it any more."""
+        rows = steady.rows
+        on_device = time.perf_counter_ns()
+        token_ids = decode(steady.step, self._cache.pages)
+        device_ns = time.perf_counter_ns() - on_device
+        self._check_finite(rows, token_ids)
+        self._state.advance_decodes(rows, token_ids)
+        return self._step_done(plan, rows, [], token_ids, (), device_ns, started)
+
+    def _decode_again(self, plan: Plan, steady: SteadyDecode, started: int) -> StepDone:
+        """The same for rows that ask for more than the largest logit."""
         rows = steady.rows
         on_device = time.perf_counter_ns()
         logits = self._decoder.logits(self._decoder.forward(steady.step, self._cache.pages))
@@ -165,13 +192,13 @@ class Runner:
         device_ns = time.perf_counter_ns() - on_device
         self._check_finite(rows, token_ids)
         self._state.advance_decodes(rows, token_ids)
-        return self._step_done(plan, rows, sampled, token_ids, (), device_ns, started)
+        return self._step_done(plan, rows, sampled.logprobs, token_ids, (), device_ns, started)
 
     def _step_done(
         self,
         plan: Plan,
         rows: Column,
-        sampled: Sampled,
+        logprobs: list[TokenLogprobs],
         token_ids: Column,
         prompts: tuple[PromptLogprobs, ...],
         device_ns: int,
@@ -182,7 +209,7 @@ class Runner:
             plan.step,
             pack_ids(token_ids),
             pack_ends(self._rows.end_kinds(rows, token_ids)),
-            row_logprobs(sampled.logprobs) if sampled.logprobs else (),
+            row_logprobs(logprobs) if logprobs else (),
             prompts,
             device_ns,
             time.perf_counter_ns() - started - device_ns,
