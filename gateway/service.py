@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from gateway.http.front import HttpFront
 
 _TICK_S = 0.25
-_IDLE_TICK_S = 1.0
+_IDLE_TICK_S = 2.0
 """While no stream is open: what comes meanwhile is looked at so much later, against bounds of seconds."""
 _LAST_WORDS_S = 2.0
 """For statuses to reach clients after the drain is over."""

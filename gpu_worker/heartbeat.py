@@ -1,7 +1,7 @@
-"""The heartbeat thread: tells the scheduler that this process lives and how far it is, whatever the main one does.
+"""The heartbeat thread: while steps are in work it tells the scheduler that this process lives and how far it is.
 
 A step that is stuck (a device that hangs, a deadlock in native code) never gives the main thread back, so this thread
-ends the process: its riders go on with the next one.
+ends the process: its riders go on with the next one. Without a step it sleeps, and the main thread tells.
 """
 
 import os
@@ -42,17 +42,36 @@ class Progress:
         """None when idle."""
         self._patience_ns: deque[int] = deque()
         """Of each plan in flight."""
+        self._is_working = threading.Event()
 
     def began(self, patience_ns: int) -> None:
         """A plan is about to be carried out, behind those in flight."""
         self._patience_ns.append(patience_ns)
         if self.in_work is None:
             self.in_work = StepInWork(time.monotonic_ns(), patience_ns)
+            if not self._is_working.is_set():
+                self._is_working.set()
 
     def ended(self, busy_since_ns: int | None) -> None:
         """The oldest plan in flight has its result. The next one is in work since `busy_since_ns`; None: none is."""
         self._patience_ns.popleft()
         self.in_work = None if busy_since_ns is None else StepInWork(busy_since_ns, self._patience_ns[0])
+
+    def wait_for_work(self, stop: threading.Event) -> None:
+        """Until a step is in work, or `end_wait` after `stop` was set. By the heartbeat's thread alone."""
+        self._is_working.clear()
+        # What happens from here on sets the event.
+        if self.in_work is None and not stop.is_set():
+            self._is_working.wait()
+
+    def end_wait(self) -> None:
+        """Lets the heartbeat's thread go on."""
+        self._is_working.set()
+
+    def beat(self, worker_epoch: int) -> device.WorkerBeat:
+        """What there is to tell."""
+        step = self.in_work
+        return device.WorkerBeat(worker_epoch, 0, self.last_step, 0 if step is None else step.busy_ns())
 
 
 STUCK_FACTOR = 10
@@ -67,7 +86,7 @@ def patience_ns(expected_ns: int, largest_step_ns: int, min_s: float) -> int:
 
 
 class Heartbeat:
-    """A thread with a socket of its own. Beats while `is_greeted` is set, until closed."""
+    """A thread with a socket of its own. Beats while `is_greeted` is set and a step is in work, until closed."""
 
     def __init__(
         self,
@@ -95,6 +114,7 @@ class Heartbeat:
     def close(self) -> None:
         """Ends the thread and closes its socket."""
         self._stop.set()
+        self._progress.end_wait()
         self._thread.join()
 
     def _run(self) -> None:
@@ -103,6 +123,7 @@ class Heartbeat:
                 self._end_if_stuck()
                 if self.is_greeted.is_set():
                     self._beat()
+                self._progress.wait_for_work(self._stop)
         finally:
             self._socket.close()
 
@@ -120,10 +141,7 @@ class Heartbeat:
             os._exit(ExitCode.FAILED)
 
     def _beat(self) -> None:
-        step = self._progress.in_work
-        busy_ns = 0 if step is None else step.busy_ns()
-        beat = device.WorkerBeat(self._epoch, 0, self._progress.last_step, busy_ns)
         try:
-            self._socket.send(self._codec.encode(beat), zmq.NOBLOCK)
+            self._socket.send(self._codec.encode(self._progress.beat(self._epoch)), zmq.NOBLOCK)
         except zmq.Again:
             return  # no scheduler is there; the next beat tells it as well

@@ -16,13 +16,22 @@ from chairlift.ipc import device
 from chairlift.ipc.codec import MalformedMessageError
 from chairlift.ipc.common import PROTOCOL_MAJOR, PROTOCOL_MINOR, HelloRefused, HelloWanted, is_compatible
 from chairlift.runtime.build import process_facts
+from chairlift.runtime.pulse import Pulse
 from chairlift.runtime.settings import IpcSettings
 from chairlift.runtime.telemetry import set_log_level
+from gpu_worker.heartbeat import Progress
 
 _MAX_PENDING_PLANS = 16
 """Plans taken off the socket before they are carried out; a scheduler has two in flight."""
 
-Outgoing = device.WorkerHello | device.StepDone | device.StepFailed | device.NeedSnapshot | device.WorkerBye
+Outgoing = (
+    device.WorkerHello
+    | device.WorkerBeat
+    | device.StepDone
+    | device.StepFailed
+    | device.NeedSnapshot
+    | device.WorkerBye
+)
 
 
 class Standing(enum.Enum):
@@ -42,7 +51,9 @@ class SchedulerLink:
         geometry: device.Geometry,
         worker_epoch: int,
         settings: IpcSettings,
+        progress: Progress,
     ) -> None:
+        """Beats while no step is in work, by `progress`; what beats meanwhile is not this."""
         max_bytes = settings.max_message_bytes
         self._socket = socket
         self._geometry = geometry
@@ -52,7 +63,9 @@ class SchedulerLink:
         self._outgoing = device.to_scheduler_codec(max_bytes)
         self._plans: deque[device.Plan] = deque()
         self._hello_at: float | None = None
-        self._heard_at = time.monotonic()
+        self._interval_s = settings.heartbeat_interval_s
+        self._progress = progress
+        self._pulse = Pulse(settings, time.monotonic())
         self._started_ns = time.monotonic_ns()
         self._log = structlog.get_logger()
         self.standing = Standing.UNKNOWN
@@ -62,7 +75,7 @@ class SchedulerLink:
     @property
     def is_heard(self) -> bool:
         """Whether the scheduler has greeted this worker and is not silent since."""
-        return self.standing is Standing.GREETED and time.monotonic() - self._heard_at < self._timeout_s
+        return self.standing is Standing.GREETED and not self._pulse.is_silent(time.monotonic())
 
     def receive(self) -> None:
         """Takes what has arrived, without waiting; plans queue for `next_plan`."""
@@ -79,9 +92,22 @@ class SchedulerLink:
             except MalformedMessageError as error:
                 self._count_malformed(str(error))
                 continue
-            self._heard_at = time.monotonic()
+            self._pulse.hear(time.monotonic())
             self._take(message)
         self._greet_if_due()
+
+    @property
+    def patience_s(self) -> float:
+        """How long the loop may wait for a message: something is due then."""
+        if self.standing is not Standing.GREETED:
+            return self._interval_s
+        now = time.monotonic()
+        return max(0.0, self._pulse.next_at(now) - now)
+
+    def beat_if_due(self) -> None:
+        """Tells that this process lives, where nothing has asked for it for long."""
+        if self.standing is Standing.GREETED and self._pulse.is_due(time.monotonic()):
+            self._beat()
 
     def next_plan(self) -> device.Plan | None:
         """The oldest plan not yet carried out."""
@@ -110,6 +136,8 @@ class SchedulerLink:
                 self.standing = Standing.GREETED if is_compatible(major) else Standing.REFUSED
             case device.LogLevel(level):
                 self._change_log_level(level)
+            case device.SchedulerBeat() if self._pulse.is_answer_due(time.monotonic()):
+                self._beat()
             case HelloWanted():
                 self._forget_scheduler()
             case HelloRefused(reason=reason, message=text):
@@ -117,6 +145,11 @@ class SchedulerLink:
                 self.standing = Standing.REFUSED
             case _:
                 pass
+
+    def _beat(self) -> None:
+        self._pulse.beat(time.monotonic())
+        if self._progress.in_work is None:
+            self.send(self._progress.beat(self._epoch))
 
     def _change_log_level(self, level: str) -> None:
         try:

@@ -1,5 +1,6 @@
 """The worker process around the runner: start in order, one loop over the link and the batch, end in order."""
 
+import math
 import secrets
 import time
 from collections.abc import Iterator
@@ -31,8 +32,6 @@ from gpu_worker.metrics import WorkerMetrics
 from gpu_worker.sizes import choose_sizes
 from gpu_worker.threads import ThreadPlan
 
-_IDLE_BEATS = 1.25
-"""Heartbeats after which the loop turns all the same: the scheduler's own wake it before, unless they stay away."""
 _LINGER_MS = 200
 """How long the last messages may take to leave."""
 
@@ -111,7 +110,6 @@ class WorkerService:
             poller.register(stop.fileno(), zmq.POLLIN)
             if execution.wake_fd is not None:
                 poller.register(execution.wake_fd, zmq.POLLIN)
-            timeout_ms = round(_IDLE_BEATS * self._settings.ipc.heartbeat_interval_s * 1000)
             self._log.info("worker_started", endpoint=self._endpoint, epoch=self._epoch, **_figures(engine))
             settle()
             while not stop.requested:
@@ -122,7 +120,9 @@ class WorkerService:
                 if link.standing is Standing.REFUSED:
                     return ExitCode.USAGE
                 self._metrics.record_noted()
-                poller.poll(timeout_ms)
+                link.beat_if_due()
+                # Rounded up: a wake before its time would find nothing due and spin.
+                poller.poll(math.ceil(link.patience_s * 1000))
             self._send_all(execution, execution.drain(), link)
             link.send(WorkerBye(self._epoch))
         self._log.info("worker_stopped", steps=engine.runner.counters.steps)
@@ -147,7 +147,7 @@ class WorkerService:
         try:
             socket = connect_dealer(context, self._endpoint, ipc, identity)
             connection = _Connection(socket, DisconnectWatch(socket))
-            link = SchedulerLink(socket, engine.geometry, self._epoch, ipc)
+            link = SchedulerLink(socket, engine.geometry, self._epoch, ipc, self._progress)
             heartbeat = Heartbeat(context, self._endpoint, ipc, identity, self._epoch, self._progress, self.state)
             try:
                 yield connection, link, heartbeat

@@ -16,6 +16,7 @@ from chairlift.runtime import sockets
 from chairlift.runtime.lean_memory import settle
 from chairlift.runtime.probes import ProbeServer, ProcessState
 from chairlift.runtime.process import StopSignal, new_epoch
+from chairlift.runtime.pulse import idle_interval_s
 from chairlift.runtime.settings import IpcSettings, Settings
 from chairlift.runtime.tracing import Tracing
 from scheduler_svc.config import scheduling_config
@@ -48,6 +49,7 @@ class SchedulerService:
         self._log = structlog.get_logger()
         self._epoch = new_epoch()
         self._heartbeat_ns = round(settings.ipc.heartbeat_interval_s * _NS)
+        self._idle_heartbeat_ns = round(idle_interval_s(settings.ipc) * _NS)
         config, hash_key = scheduling_config(settings.scheduler), secrets.token_bytes(16)
         recording = settings.scheduler.record is not None
         self._recorder = Recorder(settings.scheduler, config, hash_key, self._epoch) if recording else None
@@ -75,6 +77,10 @@ class SchedulerService:
         self._wake_at: int | None = None
         self._next_beat = 0
         self._busy_ns = 0
+        self._is_untold = True
+        """Whether anything may have changed since the last report."""
+        self._told_of = (0, 0)
+        """Gateways and malformed messages in it, which make no event."""
         self._turned_ns = time.monotonic_ns()
 
     def _bind(self, ipc: IpcSettings) -> tuple[GatewayLink, WorkerLink]:
@@ -135,15 +141,19 @@ class SchedulerService:
     # ---- one wake ----
 
     def _turn(self, now: int) -> None:
-        if self._wake_at is not None and now >= self._wake_at:
+        is_news = self._wake_at is not None and now >= self._wake_at
+        if is_news:
             self._wake_at = None
         self._forgive_own_stall(now)
         done: list[effects.Effect] = []
         for event in [*self._workers.receive(now), *self._workers.expire(now)]:
             done += self._handle_traced(event, now)
-        # Before gateways are heard: one that greets in this wake is told of a worker that came in it.
-        self._announce()
+            is_news = True
+        if is_news:
+            # Before gateways are heard: one that greets in this wake is told of a worker that came in it.
+            self._announce()
         for item in self._gateways.receive(now):
+            is_news = True
             if isinstance(item, OperatorCommand):
                 done += self._operations.carry_out(item, now)
             else:
@@ -153,11 +163,15 @@ class SchedulerService:
                 done += answer
         for event in self._gateways.expire(now):
             done += self._handle(event, now)
-        done += self._plan(now)
-        self._apply(done, now)
-        if self._feed.watch is not None:
-            self._feed.report(now)
-        self._announce()
+            is_news = True
+        # Beats alone change nothing.
+        if is_news or not self._core.is_idle:
+            done += self._plan(now)
+            self._apply(done, now)
+            if self._feed.watch is not None:
+                self._feed.report(now)
+            self._announce()
+            self._is_untold = True
         self._beat(now)
         if self._recorder is not None:
             self._recorder.turned(now)
@@ -165,7 +179,7 @@ class SchedulerService:
 
     def _forgive_own_stall(self, now: int) -> None:
         # A loop that turns wakes for each beat at the latest.
-        stall_ns = now - self._turned_ns - 2 * self._heartbeat_ns
+        stall_ns = now - self._turned_ns - 2 * self._idle_heartbeat_ns
         if stall_ns > 0:
             self._workers.forgive(stall_ns)
             self._gateways.forgive(stall_ns)
@@ -221,15 +235,21 @@ class SchedulerService:
         return max(0, -((time.monotonic_ns() - until) // 1_000_000))
 
     def _beat(self, now: int) -> None:
-        if now >= self._next_beat:
-            self._next_beat = now + self._heartbeat_ns
-            for event in self._workers.beat():
-                self._apply(self._handle_traced(event, now), now)
-            self._operations.keep_time(now)
+        if now < self._next_beat:
+            return
+        self._next_beat = now + (self._idle_heartbeat_ns if self._core.is_idle else self._heartbeat_ns)
+        for event in self._workers.beat():
+            self._apply(self._handle_traced(event, now), now)
+            self._is_untold = True
+        self._operations.keep_time(now)
+        # An idle process comes here from cold caches: it does what it must.
+        to_tell_of = (self._gateways.num_gateways, self._gateways.malformed + self._workers.malformed)
+        if self._is_untold or to_tell_of != self._told_of:
+            self._is_untold, self._told_of = not self._core.is_idle, to_tell_of
             self._metrics.report(self._load(), self._core, self._busy_ns)
             if self._spans is not None:
                 self._spans.end_due()
-            self._gateways.broadcast(front.ReplicaBeat(self._epoch, self._metrics.latest))
+        self._gateways.broadcast(front.ReplicaBeat(self._epoch, self._metrics.latest))
 
     # ---- operator, drain, readiness ----
 

@@ -21,7 +21,9 @@ from deploy.launcher.progress import Progress
 from deploy.launcher.restart import VERDICT_DEATHS, RestartBudget
 
 PROBE_INTERVAL_S = 0.1
-LIVENESS_INTERVAL_S = 2.0
+LIVENESS_INTERVAL_S = 5.0
+SILENCE_INTERVAL_S = 1.0
+"""While the last probe failed."""
 STOPPED_INTERVAL_S = 0.2
 
 
@@ -158,7 +160,7 @@ class Supervisor:
     async def _watch_live(self, child: ChildProcess) -> None:
         """Returns when `child` hangs, and has killed it."""
         liveness = self._liveness[child.spec.name] = Liveness(self._settings)
-        interval_s = min(LIVENESS_INTERVAL_S, self._settings.hang_timeout_s / 4)
+        most_s = self._settings.hang_timeout_s / 4
         with closing(LiveProbe(child.launch.probe)) as probe:
             while True:
                 asked = time.monotonic()
@@ -170,8 +172,9 @@ class Supervisor:
                     self._progress.hung(child.spec.name, silence, answer.reason)
                     child.kill()
                     return
+                pause_s = min(most_s, LIVENESS_INTERVAL_S if answer.is_yes else SILENCE_INTERVAL_S)
                 # At the same times for all children: one wake for all of them.
-                await asyncio.sleep(interval_s - time.monotonic() % interval_s)
+                await asyncio.sleep(pause_s - time.monotonic() % pause_s)
 
     def _are_most_silent(self) -> bool:
         """Of three children or more that were ready."""

@@ -17,9 +17,9 @@ import zmq
 from chairlift.ipc import front
 from chairlift.ipc.codec import MalformedMessageError
 from chairlift.ipc.common import PROTOCOL_MAJOR, PROTOCOL_MINOR, HelloRefused, HelloWanted, is_compatible
+from chairlift.runtime.pulse import Pulse
 from chairlift.runtime.settings import IpcSettings
 from chairlift.runtime.sockets import DisconnectWatch, connect_dealer
-from gateway.link.pulse import Pulse
 
 _MAX_MESSAGES_A_WAKE = 256
 """Bound on one drain, so that calls get their turn; the rest follows at once."""
@@ -61,7 +61,7 @@ class LinkListener(Protocol):
         """Nothing more comes on what was sent since the link was attached."""
 
     def on_changed(self, link: "ReplicaLink") -> None:
-        """Readiness, draining, model or load is another now."""
+        """Readiness, draining or model is another now."""
 
     def on_malformed(self, link: "ReplicaLink") -> None:
         """Something came that is no message, or does not fit what came before."""
@@ -252,7 +252,6 @@ class ReplicaLink:
             case front.ReplicaBeat(epoch, load):
                 if epoch == self.scheduler_epoch:
                     self.load, self.load_at = load, now
-                    self._listener.on_changed(self)
                     if self._pulse.is_answer_due(now):
                         self._beat(now)
                         self._set_timer()
@@ -341,7 +340,8 @@ class ReplicaLink:
             self._timer.cancel()
         if self.state is LinkState.CLOSED:
             return
-        pause = self._pulse.next_at() - self._clock() if self.is_attached else _GREETING_INTERVAL_S
+        now = self._clock()
+        pause = self._pulse.next_at(now) - now if self.is_attached else _GREETING_INTERVAL_S
         self._timer = asyncio.get_running_loop().call_later(max(pause, _SHORTEST_PAUSE_S), self._turn)
 
     def _lose(self, reason: str) -> None:

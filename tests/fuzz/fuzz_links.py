@@ -294,11 +294,12 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 def test_mutants_of_plans(worker: Any) -> None:
     """A plan that makes no sense is refused and changes nothing: after a snapshot the tokens are as ever."""
+    from gpu_worker.heartbeat import Progress
     from gpu_worker.link import SchedulerLink
 
     chance, socket = random.Random(SEED), FrameSocket()
     runner, epoch = worker.runner, worker.runner.counters and worker.runner._epoch
-    link = SchedulerLink(socket, worker.geometry, epoch, IpcSettings())  # type: ignore[arg-type]
+    link = SchedulerLink(socket, worker.geometry, epoch, IpcSettings(), Progress())  # type: ignore[arg-type]
     encode = device.to_worker_codec().encode
     frames = [encode(message) for message in _plans(epoch)]
     wanted = _two_tokens(runner, epoch, 1)

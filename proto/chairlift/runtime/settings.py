@@ -86,9 +86,13 @@ class IpcSettings(_Section, frozen=True):
     curve_worker_keys_file: Annotated[
         str | None, Meta(description="Scheduler: public keys of workers, one a line; nobody else is let in.")
     ] = None
-    heartbeat_interval_s: Annotated[Seconds, Meta(description="How often each side of a link says that it lives.")] = (
-        0.5
-    )
+    heartbeat_interval_s: Annotated[
+        Seconds,
+        Meta(
+            description="How often the scheduler says that it lives, which the others answer; half as often while it "
+            "has no request."
+        ),
+    ] = 0.5
     heartbeat_timeout_s: Annotated[Seconds, Meta(description="Silence after which a peer counts as lost.")] = 2.0
     max_message_bytes: Annotated[Bytes, Meta(description="Largest frame taken from a link.")] = 64 << 20
     send_queue_messages: Annotated[Count, Meta(description="Messages queued to one peer before it counts as lost.")] = (

@@ -1,5 +1,6 @@
 """Sockets' folder, probes, stop signals and the parent's death."""
 
+import contextlib
 import http.client
 import os
 import signal
@@ -17,7 +18,7 @@ import pytest
 import structlog
 import zmq
 
-from chairlift.runtime import sockets
+from chairlift.runtime import plain_http, sockets
 from chairlift.runtime.probes import ProbeServer, ProcessState
 from chairlift.runtime.process import new_epoch, stop_on_signals
 from chairlift.runtime.settings import IpcSettings
@@ -68,6 +69,49 @@ def test_a_prober_may_ask_again_over_one_connection() -> None:
             assert connection.sock is asked_on is not None
     finally:
         connection.close()
+        server.close()
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "body"),
+    [
+        (b"GET /livez HTTP/1.0\r\n\r\n", b"200", b"ok\n"),
+        (b"GET /livez HTTP/1.1\r\nHost: a\r\nConnection: Close\r\n\r\n", b"200", b"ok\n"),
+        (b"HEAD /livez HTTP/1.0\r\n\r\n", b"200", b""),
+        (b"GET /livez?x=1 HTTP/1.0\r\n\r\n", b"404", b"not found\n"),
+        (b"POST /livez HTTP/1.1\r\nContent-Length: 2\r\n\r\nhi", b"501", b"GET and HEAD only\n"),
+        (b"nonsense\r\n\r\n", b"400", b"not understood\n"),
+        (b"GET /livez HTTP/1.1\r\n" + b"a: b\r\n" * 500, b"200", b"ok\n"),
+        (b"x" * 100_000, b"400", b"not understood\n"),
+    ],
+)
+def test_one_question_is_answered_and_the_connection_ended(sent: bytes, status: bytes, body: bytes) -> None:
+    """Also where it is no question, or a head without end."""
+    server = ProbeServer("127.0.0.1:0", ProcessState())
+    try:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=30) as prober:
+            prober.sendall(sent)
+            # What was not read makes the end of the connection a reset, behind the answer or instead of it.
+            answer = b""
+            with contextlib.suppress(ConnectionError):
+                while part := prober.recv(4096):
+                    answer += part
+        if answer or len(sent) < 1000:
+            head, _, rest = answer.partition(b"\r\n\r\n")
+            assert (head.split()[1], rest) == (status, body)
+    finally:
+        server.close()
+
+
+def test_a_prober_that_says_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plain_http._Connection, "timeout", 0.05)
+    server = ProbeServer("127.0.0.1:0", ProcessState())
+    try:
+        for said in (b"", b"GET /livez HTTP/1.1\r\n"):
+            with socket.create_connection(("127.0.0.1", server.port), timeout=30) as prober:
+                prober.sendall(said)
+                assert prober.recv(4096) == b""
+    finally:
         server.close()
 
 

@@ -108,6 +108,8 @@ def test_a_device_that_hangs_is_no_sign_of_life(
     until(lambda: 1 in running.runner.steps, "the launch")
     beat = until(lambda: next((beat for beat in beats(scheduler) if beat.busy_ns > 0), None), "a beat that says busy")
     assert beat.last_step == 0
+    beat_identity = next(who for who, what in scheduler.received if what is beat)
+    assert beat_identity == scheduler.worker + device.BEAT_SUFFIX
 
 
 def test_what_is_in_flight_leaves_before_the_end(

@@ -41,7 +41,10 @@ def probe(worker: Any, path: str) -> tuple[int, str]:
 
 
 def test_a_life(new_scheduler: Any, new_worker: Any, until: Any, greedy: Any) -> None:
-    """Hello, two plans in flight, results in order, beats with progress, goodbye."""
+    """Hello, two plans in flight, results in order, beats with progress, goodbye.
+
+    Without a step it is the main loop that beats; a thread beside it would wake for nothing.
+    """
     worker = new_worker()
     until(lambda: probe(worker, "/readyz") == (503, "waiting for the scheduler\n"), "loaded, and nobody there")
     assert probe(worker, "/livez")[0] == 200
@@ -60,8 +63,11 @@ def test_a_life(new_scheduler: Any, new_worker: Any, until: Any, greedy: Any) ->
     assert [result.step for result in results] == [1, 2]
     assert [token for result in results for token in unpack_u32(result.sampled)] == greedy(PROMPT, 2)
     until(lambda: scheduler.receive(device.WorkerBeat).last_step == 2, "a beat that shows the step")
-    beat_identity = next(who for who, what in scheduler.received if isinstance(what, device.WorkerBeat))
-    assert beat_identity == scheduler.worker + device.BEAT_SUFFIX
+    for _ in range(6):
+        scheduler.send(device.SchedulerBeat(9))
+        beat = scheduler.receive(device.WorkerBeat, skipping=())
+        assert (beat.worker_epoch, beat.last_step, beat.busy_ns) == (epoch, 2, 0)
+    assert {who for who, _ in scheduler.received[-3:]} == {scheduler.worker}
     worker.stop.request()
     assert scheduler.receive(device.WorkerBye).worker_epoch == epoch
     assert worker.join() == ExitCode.OK
