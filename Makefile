@@ -9,7 +9,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-builtin-rules
-.PHONY: run setup test fuzz fuzz-ci chaos check check-kernels stubs lock compose-engine compose-test clean help
+.PHONY: run setup test fuzz fuzz-ci chaos check check-kernels stubs lock compose-engine compose-test pods-test clean help
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -64,6 +64,9 @@ compose-engine: ## a private Docker engine with base images from Debian's packag
 
 compose-test: setup ## run the containers for real: build, stream, kill a worker and a gateway, stream on, tear down
 	$(BIN)/python deploy/compose/proof.py
+
+pods-test: setup ## run an overlay's pods by Docker, as Kubernetes would: start, stream, end amid a stream (images: compose-test)
+	$(BIN)/python deploy/kubernetes/proof.py $(or $(OVERLAY),production)
 
 clean: ## remove .venv/ and the tools' caches
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis .coverage build dist
