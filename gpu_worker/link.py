@@ -18,6 +18,7 @@ from chairlift.ipc.common import PROTOCOL_MAJOR, PROTOCOL_MINOR, HelloRefused, H
 from chairlift.runtime.build import process_facts
 from chairlift.runtime.pulse import Pulse
 from chairlift.runtime.settings import IpcSettings
+from chairlift.runtime.sockets import has_message
 from chairlift.runtime.telemetry import set_log_level
 from gpu_worker.heartbeat import Progress
 
@@ -79,11 +80,8 @@ class SchedulerLink:
 
     def receive(self) -> None:
         """Takes what has arrived, without waiting; plans queue for `next_plan`."""
-        while len(self._plans) < _MAX_PENDING_PLANS:
-            try:
-                frames = self._socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                break
+        while len(self._plans) < _MAX_PENDING_PLANS and has_message(self._socket):
+            frames = self._socket.recv_multipart(zmq.NOBLOCK)
             if len(frames) != 1:
                 self._count_malformed(f"{len(frames)} frames")
                 continue

@@ -7,6 +7,7 @@ import structlog
 import zmq
 
 from chairlift.ipc.codec import Codec, MalformedMessageError
+from chairlift.runtime.sockets import has_message
 
 InT = TypeVar("InT")
 OutT = TypeVar("OutT")
@@ -37,10 +38,9 @@ class RouterLink(Generic[InT, OutT]):
     def drain(self) -> Iterator[tuple[bytes, InT]]:
         """What has arrived, as (identity, message), at most MAX_MESSAGES_A_WAKE; malformed frames are counted."""
         for _ in range(MAX_MESSAGES_A_WAKE):
-            try:
-                frames = self._socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
+            if not has_message(self._socket):
                 return
+            frames = self._socket.recv_multipart(zmq.NOBLOCK)
             if len(frames) != 2:
                 self._count_malformed(f"{len(frames)} frames")
                 continue
