@@ -19,6 +19,10 @@ Signal = Literal["traces", "metrics"]
 _MODULES = {"http/protobuf": "http", "grpc": "grpc"}
 _EXPORTERS = {"traces": ("trace_exporter", "OTLPSpanExporter"), "metrics": ("metric_exporter", "OTLPMetricExporter")}
 
+_OWN_SESSION = "_CREDENTIAL_PROVIDER"
+"""End of the standard variables that name a maker of HTTP sessions."""
+_ANSWER_BYTES = 1 << 16
+
 
 def is_wanted(signal: Signal, environ: Mapping[str, str]) -> bool:
     """Whether the environment asks for that signal: by name, or by an endpoint."""
@@ -51,7 +55,23 @@ def make_exporter(signal: Signal, environ: Mapping[str, str]) -> Any:
     except ModuleNotFoundError as error:
         log.warning("otlp_not_exported", signal=signal, reason=f"{error.name} is missing: chairlift[otlp]")
         return None
-    return getattr(package, name)()
+    if _MODULES[protocol] != "http" or any(environ.get(key) for key in environ if key.endswith(_OWN_SESSION)):
+        return getattr(package, name)()
+    session = importlib.import_module("requests").Session()
+    session.hooks["response"].append(_read_little)
+    return getattr(package, name)(session=session)
+
+
+def _read_little(response: Any, **_: object) -> None:
+    """Takes the beginning of an answer for all of it: who streams without end would fill this process's memory."""
+    body = bytearray()
+    for part in response.iter_content(_ANSWER_BYTES):
+        body += part
+        if len(body) >= _ANSWER_BYTES:
+            response.raw.close()
+            break
+    # As `requests` does it, when it has read the whole body.
+    response._content, response._content_consumed = bytes(body), True
 
 
 def process_resource(process: str, environ: Mapping[str, str]) -> Resource:

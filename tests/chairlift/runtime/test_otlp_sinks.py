@@ -1,5 +1,6 @@
 """What a collector gets by OTLP, over gRPC and over HTTP: spans, and metrics with exemplars."""
 
+import contextlib
 from collections.abc import Iterator
 from concurrent import futures
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -127,3 +128,41 @@ def test_the_sampler_is_the_environments(sink: Sink, monkeypatch: pytest.MonkeyP
         tracing.tracer.start_span("call", Context()).end()
     tracing.close()
     assert 100 < len(sink.spans) < 320
+
+
+@pytest.fixture
+def babbler(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Answers without end, as an endpoint that is somebody else's stream. Holds the bytes that each caller took."""
+    taken: list[int] = []
+
+    class _Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(200)
+            self.end_headers()
+            taken.append(0)
+            with contextlib.suppress(OSError):
+                while taken[-1] < 1 << 28:
+                    taken[-1] += self.wfile.write(bytes(1 << 20))
+
+        def log_message(self, *_: object) -> None:
+            """Quiet."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Handler) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{server.server_address[1]}")
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
+        yield taken
+        server.shutdown()
+        thread.join()
+
+
+def test_an_answer_without_end_is_not_read_to_its_end(babbler: list[int]) -> None:
+    tracing = open_tracing("gateway")
+    assert tracing is not None
+    tracing.tracer.start_span("call", Context()).end()
+    tracing.close()
+    assert len(babbler) == 1
+    assert babbler[0] < 1 << 26, "more than the system's own buffers hold was read"
+    assert tracing.queue.exported() == 1
