@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from chairlift.runtime.addresses import AddressError
 from chairlift.runtime.lean_memory import limit_arenas
 from chairlift.runtime.model_source import ModelNotFoundError, ModelSource, resolve_model
-from chairlift.runtime.process import ExitCode, StopSignal, die_with_parent, stop_on_signals
+from chairlift.runtime.process import ExitCode, StopSignal, allow_descriptors, die_with_parent, stop_on_signals
 from chairlift.runtime.settings import Settings
 from chairlift.runtime.settings_loader import parse_settings
 from chairlift.runtime.sockets import EndpointError
@@ -19,6 +19,7 @@ from gateway.text.errors import ChatTemplateError, ModelTextError
 from gateway.text.model_text import ModelText, load_model_text
 
 _NUM_ARENAS = 2
+_NUM_DESCRIPTORS = 65_536
 
 
 def main(argv: Sequence[str]) -> int:
@@ -27,6 +28,7 @@ def main(argv: Sequence[str]) -> int:
     settings = parse_settings(argv, "gateway")
     configure_logging(settings.telemetry, "gateway")
     limit_arenas(_NUM_ARENAS)
+    allow_descriptors(_NUM_DESCRIPTORS)
     with stop_on_signals() as stop:
         try:
             source = resolve_model(settings.model.source, settings.model.revision)

@@ -20,6 +20,17 @@ _KEEP_ALIVE_S = 75
 """Longer than what clients and proxies keep a connection for, so that they and not we close it."""
 
 
+class _Listener(socket.socket):
+    """Has the queue of _BACKLOG connections whatever it is told.
+
+    To asyncio the backlog is also how often it accepts at one wake. Without a free descriptor it fails that often, and
+    each failure sets a timer that fails that often again: with 1 it tries once a second.
+    """
+
+    def listen(self, _backlog: int = 1, /) -> None:
+        super().listen(_BACKLOG)
+
+
 class _Server(uvicorn.Server):
     """Leaves signals to the process."""
 
@@ -53,7 +64,7 @@ class HttpServer:
             access_log=False,
             proxy_headers=False,
             server_header=False,
-            backlog=_BACKLOG,
+            backlog=1,
             timeout_keep_alive=_KEEP_ALIVE_S,
             h11_max_incomplete_event_size=_MAX_HEAD_BYTES,
             ssl_context_factory=None if tls is None else lambda _config, _default: tls.context,
@@ -91,7 +102,7 @@ def _bind(address: Address) -> list[socket.socket]:
     try:
         found = socket.getaddrinfo(address.host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         for family, kind, protocol, _, where in dict.fromkeys(found):
-            one = socket.socket(family, kind, protocol)
+            one = _Listener(family, kind, protocol)
             sockets.append(one)
             one.setblocking(False)
             one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -100,7 +111,7 @@ def _bind(address: Address) -> list[socket.socket]:
             one.bind((where[0], port, *where[2:]))
             port = int(one.getsockname()[1])
     except OSError as error:
-        for one in sockets:
-            one.close()
+        for bound in sockets:
+            bound.close()
         raise AddressError(f"gateway.http_listen = {address}: {error.strerror or error}") from None
     return sockets

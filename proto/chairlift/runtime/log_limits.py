@@ -3,6 +3,7 @@
 Both are parts of `chairlift.runtime.telemetry`'s set-up. Knows no event by name.
 """
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, MutableMapping
@@ -52,10 +53,21 @@ class WarningLimit:
 
 
 class LibraryLogs(logging.Handler):
-    """Writes what libraries log as events of ours, ``library_logged``, so that a log has one form."""
+    """Writes what libraries log as events of ours, ``library_logged``, so that a log has one form.
+
+    Their errors are limited as warnings are: asyncio has one for each connection that finds no free descriptor.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._errors = WarningLimit(clock)
 
     def emit(self, record: logging.LogRecord) -> None:
         """One record. The first line of its message only: libraries put whole answers of servers there."""
-        write = structlog.get_logger().error if record.levelno >= logging.ERROR else structlog.get_logger().warning
         lines = record.getMessage().splitlines()
-        write("library_logged", logger=record.name, message=lines[0][:500] if lines else "")
+        event: MutableMapping[str, Any] = {"logger": record.name, "message": lines[0][:500] if lines else ""}
+        if record.levelno < logging.ERROR:
+            structlog.get_logger().warning("library_logged", **event)
+            return
+        with contextlib.suppress(structlog.DropEvent):
+            structlog.get_logger().error("library_logged", **self._errors(None, "warning", event))

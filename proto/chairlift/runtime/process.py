@@ -6,6 +6,7 @@ Each of the three processes and the supervisor runs by it. Knows no sockets and 
 import ctypes
 import enum
 import os
+import resource
 import secrets
 import signal
 import sys
@@ -92,6 +93,17 @@ def die_with_parent() -> None:
             raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     if os.getppid() != int(expected):
         raise SystemExit(f"the parent process {expected} is gone")
+
+
+def allow_descriptors(count: int) -> None:
+    """Raises this process's limit of open files to `count`, or as far as it may. A larger one stays.
+
+    The usual 1,024 are the connections that one client may have.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def new_epoch() -> int:

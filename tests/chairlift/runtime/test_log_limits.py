@@ -42,3 +42,20 @@ def test_a_library_log_is_one_event_of_one_line(capsys: pytest.CaptureFixture[st
         "logger": "opentelemetry.x",
         "message": "cannot send to here",
     }
+
+
+def test_errors_of_a_library_are_limited_too(capsys: pytest.CaptureFixture[str]) -> None:
+    structlog.configure(processors=[structlog.processors.JSONRenderer()])
+    now = 100.0
+    try:
+        logs = LibraryLogs(lambda: now)
+        for logger, count in (("asyncio", WARNINGS_A_WINDOW + 5), ("another", 1)):
+            for _ in range(count):
+                logs.emit(logging.LogRecord(logger, logging.ERROR, "", 1, "out of descriptors", None, None))
+        now += WINDOW_S
+        logs.emit(logging.LogRecord("asyncio", logging.ERROR, "", 1, "out of descriptors", None, None))
+    finally:
+        structlog.reset_defaults()
+    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [event["logger"] for event in told] == ["asyncio"] * WARNINGS_A_WINDOW + ["another", "asyncio"]
+    assert told[-1]["suppressed"] == 5

@@ -284,3 +284,15 @@ def test_a_child_whose_parent_is_gone_already_does_not_start() -> None:
 
 def test_epochs_do_not_repeat() -> None:
     assert len({new_epoch() for _ in range(1000)}) == 1000
+
+
+@pytest.mark.parametrize(("limits", "wanted"), [((64, 200), 128), ((64, 100), 100), ((150, 200), 150)])
+def test_descriptors_as_far_as_the_system_lets(limits: tuple[int, int], wanted: int) -> None:
+    program = (
+        "import resource; from chairlift.runtime.process import allow_descriptors\n"
+        f"resource.setrlimit(resource.RLIMIT_NOFILE, {limits}); allow_descriptors(128)\n"
+        "print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert int(done.stdout) == wanted

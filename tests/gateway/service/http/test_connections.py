@@ -1,6 +1,11 @@
 """Connections that ask for nothing, or slowly, and more of them than there may be."""
 
 import asyncio
+import contextlib
+import os
+import resource
+import socket
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -83,3 +88,30 @@ async def test_full_port_answers_probes(make_http: Any, path: str, status: int) 
     finally:
         idle[1].close()
         await server.close()
+
+
+async def test_no_free_descriptor_is_told_once_and_not_a_thousand_times(caplog: pytest.LogCaptureFixture) -> None:
+    """asyncio's way multiplied: a log of megabytes a second, and a loop that did nothing else."""
+    server = HttpServer(_nothing, parse_address("127.0.0.1:0", "gateway.http_listen"), 1, 30.0)
+    port = await server.start()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.ExitStack() as held:
+        clients = [held.enter_context(socket.socket()) for _ in range(8)]
+        resource.setrlimit(
+            resource.RLIMIT_NOFILE, (max(int(one.name) for one in Path("/proc/self/fd").iterdir()) + 1, limits[1])
+        )
+        held.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
+        with contextlib.suppress(OSError):
+            while True:  # gaps below the largest
+                held.callback(os.close, os.dup(0))
+        for client in clients:
+            client.connect(("127.0.0.1", port))
+        for _ in range(20):
+            await asyncio.sleep(0)
+    told = [record for record in caplog.records if "out of system resource" in record.message]
+    assert len(told) == 1
+    await server.close()
+
+
+async def _nothing(scope: Any, receive: Any, send: Any) -> None:
+    """An application that nobody asks."""
