@@ -75,12 +75,18 @@ class PanelTiles {
     return {false, p_.panel(first + (block >= half)) + offset + in * lines * steps * 64, lines};
   }
 
+  // Few rows wait for memory: they take a panel after the other, as they lie there.
   void multiply_bytes() {
+    if (end_ - begin_ > kAmxRows) return multiply_bytes_of(0, p_.count);
+    for (int i = 0; i < p_.count; ++i) multiply_bytes_of(i, i + 1);
+  }
+
+  void multiply_bytes_of(int from, int to) {
     constexpr int kPart = kPartInputs / kByteGroupInputs;
     each_part(input_groups(p_.linear), kPart, [&](int g, int count, bool is_last) CL_LAMBDA_INLINE {
       const int64_t at = int64_t(g) * tile_bytes<kWeightInt8>();
       const char* codes[2] = {p_.panel(0) + at, p_.panel(p_.count - 1) + at};
-      multiply_part<kWeightInt8>(g, count, is_last, codes, codes);
+      multiply_part<kWeightInt8>(from, to, g, count, is_last && to == p_.count, codes, codes);
     });
   }
 
@@ -97,20 +103,21 @@ class PanelTiles {
         }
       }
       const char* codes[2] = {unpacked[0], unpacked[1]};
-      multiply_part<Kind>(g, count, is_last, weights, codes);
+      multiply_part<Kind>(0, p_.count, g, count, is_last, weights, codes);
     });
   }
 
-  // All rows against `count` groups of both panels, from group g on.
+  // All rows against `count` groups of panels [from, to), from group g on; the last ones of the pair finish them.
   template <int Kind>
-  CL_INLINE void multiply_part(int g, int count, bool is_last, const char* const* weights, const char* const* codes) {
+  CL_INLINE void multiply_part(int from, int to, int g, int count, bool is_last, const char* const* weights,
+                               const char* const* codes) {
     const int groups = input_groups(p_.linear);
     const int64_t part_bytes = int64_t(count) * group_bytes(Kind);
     for (int64_t row = begin_; row < end_; row += 16) {
       const int rows = end_ - row < 16 ? 8 : 16;
       if (rows != configured_) configure_byte_tiles<Kind>(configured_ = rows);
       const int64_t place = group_place(row, groups) + int64_t(g) * kScaleRows;
-      for (int i = 0; i < p_.count; ++i) {
+      for (int i = from; i < to; ++i) {
         if (is_grouped(Kind)) ask_share(is_last ? p_.panel(i + 2) : weights[i] + part_bytes, part_bytes, row);
         const auto multiply = [&](auto n) CL_LAMBDA_INLINE {
           multiply_tile_groups<Kind, decltype(n)::value>(
