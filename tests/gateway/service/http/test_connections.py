@@ -97,9 +97,7 @@ async def test_no_free_descriptor_is_told_once_and_not_a_thousand_times(caplog: 
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.ExitStack() as held:
         clients = [held.enter_context(socket.socket()) for _ in range(8)]
-        resource.setrlimit(
-            resource.RLIMIT_NOFILE, (max(int(one.name) for one in Path("/proc/self/fd").iterdir()) + 1, limits[1])
-        )
+        resource.setrlimit(resource.RLIMIT_NOFILE, (_largest_descriptor() + 1, limits[1]))
         held.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
         with contextlib.suppress(OSError):
             while True:  # gaps below the largest
@@ -115,3 +113,7 @@ async def test_no_free_descriptor_is_told_once_and_not_a_thousand_times(caplog: 
 
 async def _nothing(scope: Any, receive: Any, send: Any) -> None:
     """An application that nobody asks."""
+
+
+def _largest_descriptor() -> int:
+    return max(int(one.name) for one in Path("/proc/self/fd").iterdir())
