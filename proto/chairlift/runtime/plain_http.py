@@ -4,6 +4,8 @@ Python's own `http.server` parses each head as an e-mail, which was most of what
 what is answered.
 """
 
+import errno
+import select
 import selectors
 import socket
 import socketserver
@@ -16,6 +18,8 @@ import structlog
 _IDLE_TIMEOUT_S = 10
 _MAX_LINE_BYTES = 8192
 _MAX_HEADERS = 100
+_NOTHING_LEFT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+_RETRY_S = 0.2
 
 
 class Response(NamedTuple):
@@ -49,6 +53,9 @@ class PlainHttpServer:
             selector.register(self._ending, selectors.EVENT_READ)
             while all(key.fileobj is not self._ending for key, _ in selector.select()):
                 self._server.handle_request()
+                if self._server.was_refused:
+                    # Without a descriptor the port stays readable: only time gives one back.
+                    select.select([self._ending], [], [], _RETRY_S)
 
     def end(self) -> None:
         """Makes `serve` return."""
@@ -66,6 +73,17 @@ class _Server(socketserver.ThreadingTCPServer):
     timeout = 0
     """For a connection that was gone again before it was taken."""
     respond: Callable[[str], Response | None]
+    was_refused = False
+    """Whether the system had nothing left for the last connection that came."""
+
+    def get_request(self) -> tuple[socket.socket, object]:
+        """As the base, and notes what became of it."""
+        self.was_refused = False
+        try:
+            return super().get_request()
+        except OSError as error:
+            self.was_refused = error.errno in _NOTHING_LEFT
+            raise
 
     def handle_error(self, request: object, client_address: object) -> None:
         """A prober that hung up is no event; whatever else goes wrong is one line of the log."""

@@ -296,3 +296,38 @@ def test_descriptors_as_far_as_the_system_lets(limits: tuple[int, int], wanted: 
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
     assert int(done.stdout) == wanted
+
+
+def test_without_a_free_descriptor_the_port_waits_and_does_not_spin() -> None:
+    """CPU time of two seconds in which a connection waits that cannot be taken, and the answer once it can be."""
+    program = """
+import os, resource, socket, time
+from chairlift.runtime.probes import ProbeServer, ProcessState
+server = ProbeServer("127.0.0.1:0", ProcessState())
+first = socket.create_connection(("127.0.0.1", server.port), timeout=20)
+first.sendall(b"GET /livez HTTP/1.1\\r\\nHost: a\\r\\n\\r\\n")
+first.recv(100)
+client = socket.socket()
+client.settimeout(20)
+soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
+held = []
+try:
+    while True:
+        held.append(os.dup(0))
+except OSError:
+    pass
+client.connect(("127.0.0.1", server.port))
+before = time.process_time()
+time.sleep(2)
+print(time.process_time() - before)
+for one in held:
+    os.close(one)
+client.sendall(b"GET /livez HTTP/1.1\\r\\nHost: a\\r\\n\\r\\n")
+print(client.recv(100)[:15].decode())
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    spent, answer = done.stdout.splitlines()
+    assert float(spent) < 0.5
+    assert answer == "HTTP/1.1 200 OK"
