@@ -59,7 +59,8 @@ class SchedulerMetrics:
         """Takes in the state of this moment; `busy_ns` is how long the loop has worked since its start."""
         self.latest = load
         self._figures = _figures(core, busy_ns)
-        if self._num_reports % _TENANTS_EVERY == 0:
+        # Without requests this report may be the last for long.
+        if core.is_idle or self._num_reports % _TENANTS_EVERY == 0:
             self._tenants.update(core.state.tenants, core.state.confirmed.step)
             self._tenant_series = self._tenants.series()
         self._num_reports += 1
