@@ -47,7 +47,9 @@ def _kills(world: "World", at_length: int) -> bool:
         deadly.discard(row)
     for boarded in plan.boarded:
         lengths[boarded.row] = boarded.computed
-        (deadly.add if DEADLY in unpack_u32(boarded.tokens) else deadly.discard)(boarded.row)
+        # What is sampled may be that token too, and does no harm.
+        prompt = unpack_u32(boarded.tokens)[: boarded.prompt_len]
+        (deadly.add if DEADLY in prompt else deadly.discard)(boarded.row)
     chunks = unpack_u32(plan.chunks)
     work = [(row, 1) for row in unpack_u32(plan.decode)] + list(zip(chunks[::2], chunks[1::2], strict=True))
     for row, count in work:
