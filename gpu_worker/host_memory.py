@@ -3,10 +3,10 @@
 All of it is advice: on a system that does not know it, nothing happens. Imports no torch.
 """
 
-import ctypes
-import mmap
 import re
 from pathlib import Path
+
+from chairlift.runtime.libc import advise_memory
 
 _HUGE_PAGE_BYTES = 2 << 20
 
@@ -16,14 +16,10 @@ def advise_huge_pages(address: int, num_bytes: int) -> None:
 
     Measured on a 2-core Xeon, 32 rows of 256 tokens: a decode step takes 72 ms instead of 84 with the KV cache so.
     """
-    advise = getattr(_libc(), "madvise", None)
-    advice = getattr(mmap, "MADV_HUGEPAGE", None)
-    if advise is None or advice is None:
-        return
     start = -(-address // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES
     end = (address + num_bytes) // _HUGE_PAGE_BYTES * _HUGE_PAGE_BYTES
     if start < end:
-        advise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), advice)
+        advise_memory(start, end, "MADV_HUGEPAGE")
 
 
 def anonymous_bytes(status: Path = Path("/proc/self/status")) -> int:
@@ -34,7 +30,3 @@ def anonymous_bytes(status: Path = Path("/proc/self/status")) -> int:
         return 0
     found = re.search(r"^RssAnon:\s+(\d+) kB$", text, re.MULTILINE)
     return int(found[1]) * 1024 if found else 0
-
-
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None)

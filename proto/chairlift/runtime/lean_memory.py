@@ -3,12 +3,12 @@
 All of it is advice: on a system that does not know it, nothing happens.
 """
 
-import ctypes
 import gc
-import mmap
 import re
 from collections.abc import Iterator
 from pathlib import Path
+
+from chairlift.runtime.libc import advise_memory, libc_function
 
 _M_ARENA_MAX = -8  # of glibc's malloc.h
 _MAPPING = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) (\S{4}) \S+ \S+ (\d+)")
@@ -16,7 +16,7 @@ _MAPPING = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) (\S{4}) \S+ \S+ (\d+)")
 
 def limit_arenas(num_arenas: int) -> None:
     """Threads share so few heaps; each other one would keep what it once had. Call before threads start."""
-    if (mallopt := getattr(_libc(), "mallopt", None)) is not None:
+    if (mallopt := libc_function("mallopt")) is not None:
         mallopt(_M_ARENA_MAX, num_arenas)
 
 
@@ -33,7 +33,7 @@ def settle() -> None:
 
 def give_back_freed() -> None:
     """Returns freed memory to the system."""
-    if (trim := getattr(_libc(), "malloc_trim", None)) is not None:
+    if (trim := libc_function("malloc_trim")) is not None:
         trim(0)
 
 
@@ -42,11 +42,8 @@ def let_go_of_code(smaps: Path = Path("/proc/self/smaps")) -> None:
 
     They stay in the system's cache of files as long as it has room, and come back from there when they run.
     """
-    advise, advice = getattr(_libc(), "madvise", None), getattr(mmap, "MADV_DONTNEED", None)
-    if advise is None or advice is None:
-        return
     for start, end in list(_pristine_code(smaps)):
-        advise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), advice)
+        advise_memory(start, end, "MADV_DONTNEED")
 
 
 def _pristine_code(smaps: Path) -> Iterator[tuple[int, int]]:
@@ -64,7 +61,3 @@ def _pristine_code(smaps: Path) -> Iterator[tuple[int, int]]:
             if line.split()[1] == "0":
                 yield found
             found = None
-
-
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None)
