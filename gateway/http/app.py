@@ -10,7 +10,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from chairlift.runtime.probes import ProcessState
+from chairlift.runtime.probes import EXPOSITION_TYPE, ProcessState
 from chairlift.v1 import inference_pb2 as pb
 from gateway.call import Method
 from gateway.errors.api_error import ApiError
@@ -22,8 +22,6 @@ from gateway.http.models import ModelsEndpoint
 from gateway.http.openai_errors import HttpError, plain_error, to_http
 from gateway.http.openai_requests import read_chat, read_completion
 from gateway.security.authenticator import Authenticator
-
-_EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Front:
@@ -85,7 +83,7 @@ def _probe_routes(front: Front) -> list[Route]:
             front.authenticator.authenticate(headers_of(request.scope))
         except ApiError as error:
             return _response(to_http(error))
-        return Response(front.exposition(), headers={"content-type": _EXPOSITION})
+        return Response(front.exposition(), headers={"content-type": EXPOSITION_TYPE})
 
     return [
         Route("/livez", livez),

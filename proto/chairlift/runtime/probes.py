@@ -11,6 +11,8 @@ from collections.abc import Callable
 from chairlift.runtime.addresses import parse_address
 from chairlift.runtime.plain_http import PlainHttpServer, Response
 
+EXPOSITION_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+"""Content type of a scrape's answer."""
 STALE_AFTER_S = 5.0
 """A loop that has not turned for this long is not live."""
 
@@ -74,7 +76,7 @@ class ProbeServer:
             case "/readyz":
                 return _to_response(*self._state.ready())
             case "/metrics" if self._metrics is not None:
-                return Response("200 OK", self._metrics(), "text/plain; version=0.0.4; charset=utf-8")
+                return Response("200 OK", self._metrics(), EXPOSITION_TYPE)
             case _:
                 return None
 
