@@ -82,9 +82,9 @@ class Worker(Peer):
     def greet(self, major: int = PROTOCOL_MAJOR, geometry: device.Geometry = GEOMETRY) -> None:
         self.send(device.WorkerHello(major, PROTOCOL_MINOR, (), self.epoch, 0, 1, geometry))
 
-    def join(self) -> None:
+    def join(self, geometry: device.Geometry | None = None) -> None:
         """Greets and waits until it is taken in: what gateways send from then on finds a worker."""
-        self.greet()
+        self.greet(geometry=geometry or GEOMETRY)
         self.receive(device.SchedulerGreeting)
 
     def step(self, token: int = 11) -> device.Plan:

@@ -63,14 +63,20 @@ def traced(settings: Settings) -> Callable[..., Traced]:
     return lambda **knobs: Traced(settings, **knobs)
 
 
+def _greet(new_gateway: New, new_worker: New, geometry: device.Geometry | None = None) -> tuple[Any, Any]:
+    """A gateway and a worker that the scheduler has taken in."""
+    gateway, worker = new_gateway(), new_worker()
+    worker.join(geometry)
+    gateway.greet()
+    gateway.receive(front.SchedulerHello)
+    return gateway, worker
+
+
 def test_chunks_are_events_of_prefill_and_iterations_link_who_rode(
     traced: Callable[..., Traced], new_gateway: New, new_worker: New
 ) -> None:
     scheduler = traced(max_num_batched_tokens=16)
-    gateway, worker = new_gateway(), new_worker()
-    worker.join()
-    gateway.greet()
-    gateway.receive(front.SchedulerHello)
+    gateway, worker = _greet(new_gateway, new_worker)
     gateway.submit(256, traceparent=_parent("1"), prompt=pack_u32(list(range(3, 43))), max_tokens=2)
     plans = [worker.step() for _ in range(4)]
     gateway.receive(front.Finished)
@@ -93,11 +99,7 @@ def test_preemption_and_resume_are_events_of_decode(
     traced: Callable[..., Traced], new_gateway: New, new_worker: New
 ) -> None:
     scheduler = traced()
-    gateway, worker = new_gateway(), new_worker()
-    worker.greet(geometry=_SMALL)
-    worker.receive(device.SchedulerGreeting)
-    gateway.greet()
-    gateway.receive(front.SchedulerHello)
+    gateway, worker = _greet(new_gateway, new_worker, _SMALL)
     for number, digit in ((1, "1"), (2, "2")):
         gateway.submit(256 * number, traceparent=_parent(digit), max_tokens=60)
     ended = 0
@@ -116,10 +118,7 @@ def test_a_lost_worker_ends_the_iteration_and_shows_in_the_request(
     traced: Callable[..., Traced], new_gateway: New, new_worker: New
 ) -> None:
     scheduler = traced()
-    gateway, worker = new_gateway(), new_worker()
-    worker.join()
-    gateway.greet()
-    gateway.receive(front.SchedulerHello)
+    gateway, worker = _greet(new_gateway, new_worker)
     gateway.submit(256, traceparent=_parent("1"), max_tokens=4)
     worker.step()
     worker.receive(device.Plan)
@@ -145,10 +144,7 @@ def test_an_iteration_whose_result_the_process_does_not_await_has_its_span(
 ) -> None:
     """The worker's span of that step would have no parent."""
     scheduler = traced()
-    gateway, worker = new_gateway(), new_worker()
-    worker.join()
-    gateway.greet()
-    gateway.receive(front.SchedulerHello)
+    gateway, worker = _greet(new_gateway, new_worker)
     gateway.submit(256, traceparent=_parent("1"))
     plans = [worker.receive(device.Plan) for _ in range(2)]
     gateway.send(front.Detach(256))
