@@ -19,6 +19,9 @@ struct FloatProduct {
   static CL_INLINE Sum mac(Sum s, VI x, VI w) { return fma(as_f(x), as_f(w), s); }
   static CL_INLINE void put(int32_t* p, Sum s) { store_i(p, as_i(s)); }
 };
+// Of two panels at a time. bf16 on vectors of a Xeon, two threads, ms against none: 1 row 8.2 and 9.2, 8 rows 13.6, 22.4.
+constexpr int kRowsAhead = 4096;
+
 // tile[r][panel * 16 ..] for R rows and P panels; `panel_step` bytes from one panel to the next.
 template <class Product, int R, int P>
 CL_INLINE void multiply_block(const char* x, int64_t row_bytes, const char* panels, int64_t panel_step, int units,
@@ -28,6 +31,7 @@ CL_INLINE void multiply_block(const char* x, int64_t row_bytes, const char* pane
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < V; ++v) sum[r][v] = Product::none();
   for (int u = 0; u < units; ++u) {
+    for (int p = 0; p < P; ++p) ask_ahead(panels + p * panel_step + int64_t(u) * 64, 64, kRowsAhead);
     VI w[V];
     for (int v = 0; v < V; ++v) {
       w[v] = load_i(panels + v / kPanelVectors * panel_step + int64_t(u) * 64 + v % kPanelVectors * (4 * W));

@@ -81,9 +81,11 @@ CL_INLINE int64_t panel_bytes(const Linear& l) {
   return int64_t(num_units(l)) * 64;
 }
 
-// Asks for weights that come 2 KiB after `bytes` of them, a line in four: the processor's own prefetch completes them.
-CL_INLINE void ask_ahead(const char* weights, int bytes) {
-  for (int i = 0; i < bytes; i += 256) _mm_prefetch(weights + 2048 + i, _MM_HINT_T1);
+// Asks for weights that come `ahead` bytes after `bytes` of them, every line: of few rows, whose products are done
+// before the processor's own prefetch has seen enough. Measured with all weights of a step from memory, two threads of a
+// Xeon: int8 3.2 ms instead of 4.3 with 1 row and 4.0 instead of 6.8 with 4, against one line in four 2 KiB ahead.
+CL_INLINE void ask_ahead(const char* weights, int bytes, int ahead = 8192) {
+  for (int i = 0; i < bytes; i += 64) _mm_prefetch(weights + ahead + i, _MM_HINT_T1);
 }
 
 // Rows of inputs in the form that a kind of weights takes.

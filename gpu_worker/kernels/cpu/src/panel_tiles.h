@@ -94,11 +94,13 @@ class PanelTiles {
   void multiply_groups() {
     constexpr int kPart = kPartInputs / kGroupInputs;
     alignas(64) char unpacked[2][kPart * kUnpackedBytes];
+    const bool is_waiting = num_blocks() < 2 * kLeastAsking;
     each_part(input_groups(p_.linear), kPart, [&](int g, int count, bool is_last) CL_LAMBDA_INLINE {
       const int64_t at = int64_t(g) * group_bytes(Kind);
       const char* weights[2] = {p_.panel(0) + at, p_.panel(p_.count - 1) + at};
       for (int i = 0; i < p_.count; ++i) {
         for (int k = 0; k < count; ++k) {
+          if (is_waiting) ask_ahead(weights[i] + k * group_bytes(Kind), group_bytes(Kind));
           unpack_codes<Kind>(weights[i] + k * group_bytes(Kind), unpacked[i] + k * kUnpackedBytes);
         }
       }
@@ -113,6 +115,9 @@ class PanelTiles {
                                const char* const* codes) {
     const int groups = input_groups(p_.linear);
     const int64_t part_bytes = int64_t(count) * group_bytes(Kind);
+    if (Kind == kWeightInt8 && num_blocks() == 1) {
+      for (int i = from; i < to; ++i) ask_ahead(codes[i], count * tile_bytes<Kind>());
+    }
     for (int64_t row = begin_; row < end_; row += 16) {
       const int rows = end_ - row < 16 ? 8 : 16;
       if (rows != configured_) configure_byte_tiles<Kind>(configured_ = rows);
@@ -133,13 +138,14 @@ class PanelTiles {
 
   // This block's share of asking for the `bytes` that are multiplied next. Bytes of kWeightInt8 come as fast without.
   void ask_share(const char* next, int64_t bytes, int64_t row) const {
-    const int64_t blocks = (end_ - begin_ + 15) / 16, block = (row - begin_) / 16, lines = bytes / 64;
+    const int64_t blocks = num_blocks(), block = (row - begin_) / 16, lines = bytes / 64;
     if (blocks < 2 * kLeastAsking) return;
     for (int64_t i = lines * block / blocks; i < lines * (block + 1) / blocks; ++i) {
       _mm_prefetch(next + i * 64, _MM_HINT_T1);
     }
   }
 
+  int64_t num_blocks() const { return (end_ - begin_ + 15) / 16; }
   float* sums(int64_t row, int panel) const { return sums_ + (row - begin_) * kSumStride + panel * kPanel; }
 
   const Panels& p_;
