@@ -12,14 +12,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
-from chairlift.client import Client, RetryPolicy
+from deploy.container_proof import ProofFailed, Stream, engine_environment, finish, progress, wait_until
 
 FOLDER = Path(__file__).resolve().parent
 PROJECT = "chairlift"
@@ -29,11 +27,6 @@ _SERVICES = ("gateway-a", "gateway-b", "scheduler", "worker")
 _PROMPTS = ("The best thing about trains is", "Once upon a time", "In the mountains, winter")
 _MAX_TOKENS = 320
 _START_TIMEOUT_S = 300.0
-_STREAM_TIMEOUT_S = 400.0
-
-
-class ProofFailed(Exception):
-    """Something is not as it should be."""
 
 
 class Compose:
@@ -81,75 +74,16 @@ class Compose:
         return done.stdout.strip()
 
 
-class Stream(msgspec.Struct):
-    """One request from outside, in a thread of its own."""
-
-    prompt: str
-    targets: tuple[str, ...]
-    text: str = ""
-    num_tokens: int = 0
-    error: str = ""
-    thread: threading.Thread | None = None
-
-    def start(self) -> None:
-        """Begins it."""
-        self.thread = threading.Thread(target=self._run, daemon=True)
-        self.thread.start()
-
-    def _run(self) -> None:
-        try:
-            with Client(self.targets, retry=RetryPolicy(resume_for_s=120.0)) as client:
-                options = {"max_tokens": _MAX_TOKENS, "temperature": 0.0, "ignore_eos": True}
-                for delta in client.stream(self.prompt, timeout=_STREAM_TIMEOUT_S, **options):  # type: ignore[arg-type]
-                    self.text += delta.text
-                    self.num_tokens += delta.num_tokens
-        except Exception as error:  # noqa: BLE001  # told by the main thread
-            self.error = f"{type(error).__name__}: {error}"
-
-
 def _start_streams(targets: Sequence[str]) -> list[Stream]:
     """Each prompt through each gateway first."""
     orders = [tuple(targets), tuple(reversed(targets))]
-    streams = [Stream(prompt, order) for prompt in _PROMPTS for order in orders]
-    for stream in streams:
-        stream.start()
-    return streams
-
-
-def _wait(what: str, is_so: Callable[[], bool], timeout_s: float) -> float:
-    began = time.monotonic()
-    while not is_so():
-        if time.monotonic() - began > timeout_s:
-            raise ProofFailed(f"not within {timeout_s:g} s: {what}")
-        time.sleep(0.2)
-    return time.monotonic() - began
-
-
-def _progress(streams: Sequence[Stream], more: int) -> Callable[[], bool]:
-    """Whether every stream has so many more tokens than now, or has ended."""
-    goals = [min(stream.num_tokens + more, _MAX_TOKENS) for stream in streams]
-
-    def is_reached() -> bool:
-        _raise_first(streams)
-        return all(stream.num_tokens >= goal for stream, goal in zip(streams, goals, strict=True))
-
-    return is_reached
-
-
-def _raise_first(streams: Sequence[Stream]) -> None:
-    error = next((stream.error for stream in streams if stream.error), "")
-    if error:
-        raise ProofFailed(f"a stream broke: {error}")
+    return [Stream(order, prompt, _MAX_TOKENS) for prompt in _PROMPTS for order in orders]
 
 
 def _finish(streams: Sequence[Stream], expected: Mapping[str, str]) -> None:
-    for stream in streams:
-        assert stream.thread is not None
-        stream.thread.join(_STREAM_TIMEOUT_S)
-    _raise_first(streams)
-    for stream in streams:
-        if stream.num_tokens != _MAX_TOKENS or stream.text != expected.get(stream.prompt, stream.text):
-            raise ProofFailed(f"a stream has {stream.num_tokens} tokens, or other text than undisturbed")
+    finish(streams)
+    if any(stream.text != expected.get(stream.prompt, stream.text) for stream in streams):
+        raise ProofFailed("a stream has other text than undisturbed")
 
 
 def _check_images(compose: Compose) -> None:
@@ -172,7 +106,7 @@ class Victim(msgspec.Struct, frozen=True):
     def kill(self, streams: Sequence[Stream]) -> None:
         """SIGKILL, from outside the container, in the middle of every stream."""
         os.kill(self.pid, signal.SIGKILL)
-        if any(stream.num_tokens >= _MAX_TOKENS for stream in streams):
+        if any(stream.is_complete for stream in streams):
             raise ProofFailed("a stream had ended before the kill: nothing is shown")
         print(f"killed {self.service}: process {self.pid} of this machine")
 
@@ -196,7 +130,7 @@ def _is_replaced(compose: Compose, victim: Victim, module: str) -> bool:
 
 def _prove(compose: Compose, targets: Sequence[str]) -> dict[str, str]:
     """Everything but the end. Returns the text of each prompt."""
-    took = _wait(
+    took = wait_until(
         "every service is healthy",
         lambda: all(
             compose.inspect(compose.container(one), "{{.State.Health.Status}}") == "healthy" for one in _SERVICES
@@ -213,13 +147,13 @@ def _prove(compose: Compose, targets: Sequence[str]) -> dict[str, str]:
 
     worker, gateway = _find(compose, "worker", "gpu_worker"), _find(compose, "gateway-a", "gateway")
     streams = _start_streams(targets)
-    _wait("streams have begun", _progress(streams, 8), 60)
+    wait_until("streams have begun", progress(streams, 8), 60)
     worker.kill(streams)
-    took = _wait("another worker is there", lambda: _is_replaced(compose, worker, "gpu_worker"), 60)
-    took += _wait("streams go on after the worker's death", _progress(streams, 8), 200)
+    took = wait_until("another worker is there", lambda: _is_replaced(compose, worker, "gpu_worker"), 60)
+    took += wait_until("streams go on after the worker's death", progress(streams, 8), 200)
     print(f"streams went on {took:.1f} s after the worker died")
     gateway.kill(streams)
-    took = _wait("streams go on after a gateway's death", _progress(streams, 8), 120)
+    took = wait_until("streams go on after a gateway's death", progress(streams, 8), 120)
     print(f"streams went on {took:.1f} s after the gateway died")
     if compose.inspect(worker.container, "{{.RestartCount}}") != "0":
         raise ProofFailed("the worker's container was restarted")
@@ -231,8 +165,8 @@ def _prove(compose: Compose, targets: Sequence[str]) -> dict[str, str]:
 def _prove_stop(compose: Compose, targets: Sequence[str], expected: Mapping[str, str]) -> None:
     """Gateways are asked to end first, and wait for their streams while the others go on."""
     streams = _start_streams(targets)
-    _wait("streams are well under way", _progress(streams, _MAX_TOKENS * 3 // 4), 120)
-    if all(stream.num_tokens >= _MAX_TOKENS for stream in streams):
+    wait_until("streams are well under way", progress(streams, _MAX_TOKENS * 3 // 4), 120)
+    if all(stream.is_complete for stream in streams):
         raise ProofFailed("every stream had ended before the stop: nothing is shown")
     compose("stop", "--timeout", "60")
     _finish(streams, expected)
@@ -240,13 +174,10 @@ def _prove_stop(compose: Compose, targets: Sequence[str], expected: Mapping[str,
 
 
 def _environment() -> dict[str, str]:
-    """This one's, with the private engine where no other is named and it runs."""
-    environ = dict(os.environ)
-    if "DOCKER_HOST" not in environ:
-        found = subprocess.run([str(FOLDER / "engine.sh"), "host"], capture_output=True, text=True, check=False)
-        if found.returncode == 0:
-            environ["DOCKER_HOST"] = found.stdout.strip()
-            environ.setdefault("CHAIRLIFT_BUILD_NETWORK", "host")
+    """What the private engine builds reaches the package index by this machine's own network."""
+    environ = engine_environment()
+    if environ.get("DOCKER_HOST") != os.environ.get("DOCKER_HOST"):
+        environ.setdefault("CHAIRLIFT_BUILD_NETWORK", "host")
     return environ
 
 

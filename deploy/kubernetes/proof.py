@@ -9,7 +9,6 @@ environment, rights, mounts and preStop are the rendered manifests'. What a clus
 network policies, the kubelet's restarts.
 """
 
-import os
 import shutil
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from chairlift.client import Client
+from deploy.container_proof import ProofFailed, Stream, engine_environment, finish, progress, wait_until
 
 FOLDER = Path(__file__).resolve().parent
 _DOCKER = "docker"
@@ -36,25 +35,17 @@ _SECRETS = {
 _OWNER = "uid=0,gid=10001,mode=2777"
 """Of an emptyDir with fsGroup 10001."""
 _START_TIMEOUT_S = 300.0
+_BEGIN_TIMEOUT_S = 60.0
 _MAX_TOKENS = 1500
 
 Object = dict[str, Any]
-
-
-class ProofFailed(Exception):
-    """Something is not as it should be."""
 
 
 class Docker:
     """The engine's command line."""
 
     def __init__(self) -> None:
-        self._environ = dict(os.environ)
-        if "DOCKER_HOST" not in self._environ:
-            engine = FOLDER.parent / "compose" / "engine.sh"
-            found = subprocess.run([str(engine), "host"], capture_output=True, text=True, check=False)
-            if found.returncode == 0:
-                self._environ["DOCKER_HOST"] = found.stdout.strip()
+        self._environ = engine_environment()
 
     def start(self, *arguments: str) -> "subprocess.Popen[bytes]":
         """A command that goes on."""
@@ -186,42 +177,6 @@ def _pods(docker: Docker, documents: list[Object]) -> tuple[Pod, Pod]:
     )
 
 
-class _Stream:
-    """One long request from outside, in a thread of its own."""
-
-    def __init__(self, target: str) -> None:
-        self.num_tokens = 0
-        self.error = ""
-        self._target = target
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def is_running(self) -> bool:
-        return self._thread.is_alive()
-
-    def finish(self) -> None:
-        self._thread.join(60)
-        if self.error or self.num_tokens != _MAX_TOKENS:
-            raise ProofFailed(f"the stream ended with {self.num_tokens} of {_MAX_TOKENS} tokens {self.error}")
-
-    def _run(self) -> None:
-        try:
-            with Client(self._target) as client:
-                for delta in client.stream("The best thing about trains is", max_tokens=_MAX_TOKENS, ignore_eos=True):
-                    self.num_tokens += delta.num_tokens
-        except Exception as error:  # noqa: BLE001  # told by the main thread
-            self.error = f"{type(error).__name__}: {error}"
-
-
-def _wait_ready(*pods: Pod) -> float:
-    began = time.monotonic()
-    while not all(pod.is_ready() for pod in pods):
-        if time.monotonic() - began > _START_TIMEOUT_S:
-            raise ProofFailed(f"not ready within {_START_TIMEOUT_S:g} s")
-        time.sleep(0.5)
-    return time.monotonic() - began
-
-
 def _prove(docker: Docker, replica: Pod, gateway: Pod) -> None:
     docker("network", "create", _NETWORK)
     keys = "cd /all && for one in scheduler gateway; do chairlift keys new $one.key >${one}s.pub; done"
@@ -229,14 +184,12 @@ def _prove(docker: Docker, replica: Pod, gateway: Pod) -> None:
     for pod in (replica, gateway):
         pod.start()
     names = ", ".join((*replica.containers, *gateway.containers))
-    print(f"ready {_wait_ready(replica, gateway):.0f} s after the last was started: {names}")
-    stream = _Stream(gateway.target())
-    while stream.is_running() and not stream.num_tokens:
-        time.sleep(0.05)
-    if not stream.is_running():
-        raise ProofFailed(f"the stream ended too soon: {stream.error}")
+    took = wait_until("every pod is ready", lambda: replica.is_ready() and gateway.is_ready(), _START_TIMEOUT_S)
+    print(f"ready {took:.0f} s after the last was started: {names}")
+    streams = [Stream([gateway.target()], "The best thing about trains is", _MAX_TOKENS)]
+    wait_until("the stream has begun", progress(streams, 1), _BEGIN_TIMEOUT_S)
     ended = replica.end()
-    stream.finish()
+    finish(streams)
     told = ", ".join(f"{name} after {seconds:.1f} s" for name, seconds in sorted(ended.items(), key=lambda one: one[1]))
     print(f"replica told to end amid a stream, which got its {_MAX_TOKENS} tokens: {told}")
     if ended["worker"] < ended["scheduler"]:
