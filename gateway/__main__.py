@@ -18,7 +18,6 @@ from gateway.service import GatewayService
 from gateway.text.errors import ChatTemplateError, ModelTextError
 from gateway.text.model_text import ModelText, load_model_text
 
-_NUM_ARENAS = 2
 _NUM_DESCRIPTORS = 65_536
 
 
@@ -27,7 +26,7 @@ def main(argv: Sequence[str]) -> int:
     die_with_parent()
     settings = parse_settings(argv, "gateway")
     configure_logging(settings.telemetry, "gateway")
-    limit_arenas(_NUM_ARENAS)
+    limit_arenas()
     allow_descriptors(_NUM_DESCRIPTORS)
     with stop_on_signals() as stop:
         try:

@@ -17,8 +17,6 @@ from chairlift.runtime.telemetry import configure_logging, give_up
 from chairlift.runtime.tracing import open_tracing
 from gpu_worker.threads import ThreadPlan, plan_threads, prepare_openmp
 
-_NUM_ARENAS = 2
-
 
 def main(argv: Sequence[str]) -> int:
     """Runs until SIGTERM or SIGINT; the exit code says why it ended."""
@@ -28,7 +26,7 @@ def main(argv: Sequence[str]) -> int:
     worker = settings.worker
     threads = plan_threads(worker.num_threads, worker.thread_spin_us, worker.pin_threads)
     prepare_openmp(os.environ, threads.num_threads)
-    limit_arenas(_NUM_ARENAS)
+    limit_arenas()
     with stop_on_signals() as stop:
         return _run(settings, threads, stop)
 

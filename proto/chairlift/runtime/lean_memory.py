@@ -11,13 +11,14 @@ from pathlib import Path
 from chairlift.runtime.libc import advise_memory, libc_function
 
 _M_ARENA_MAX = -8  # of glibc's malloc.h
+_NUM_ARENAS = 2
 _MAPPING = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) (\S{4}) \S+ \S+ (\d+)")
 
 
-def limit_arenas(num_arenas: int) -> None:
-    """Threads share so few heaps; each other one would keep what it once had. Call before threads start."""
+def limit_arenas() -> None:
+    """Threads share few heaps; each other one would keep what it once had. Call before threads start."""
     if (mallopt := libc_function("mallopt")) is not None:
-        mallopt(_M_ARENA_MAX, num_arenas)
+        mallopt(_M_ARENA_MAX, _NUM_ARENAS)
 
 
 def settle() -> None:
