@@ -90,9 +90,9 @@ class Generation:
         return self.link.replica_id if self.link is not None else ""
 
     @property
-    def to_place(self) -> front.Submit | None:
-        """What decides where it goes, where that is not its key."""
-        return self.submission.to_place if self.submission is not None else None
+    def placement_hint(self) -> front.Submit | None:
+        """What chooses its replica, where its key alone does not."""
+        return self.submission.placement_hint if self.submission is not None else None
 
     @property
     def has_ended(self) -> bool:

@@ -75,7 +75,7 @@ class GenerationTable:
     def submit(self, key: RequestKey, submission: Submission, state: RequestState) -> Generation:
         """Sends a new request. Raises ApiError when there is nobody to take it."""
         generation = Generation(key, self._table, self._clock(), submission=submission, state=state)
-        if not self._ask(generation, self._place(key, submission.to_place)):
+        if not self._ask(generation, self._place(key, submission.placement_hint)):
             raise ApiError(Reason.NO_SCHEDULER, "the scheduler does not take requests")
         self._serve(generation)
         return generation
@@ -166,7 +166,7 @@ class GenerationTable:
             if self._is_beyond_help(generation):
                 continue
             try:
-                link = self._place(generation.key, generation.to_place)
+                link = self._place(generation.key, generation.placement_hint)
             except ApiError:
                 continue
             self.num_resubmitted += 1

@@ -20,8 +20,8 @@ class Submission:
         self.arrived_at = arrived_at
         self.deadline = deadline
         self.num_attempts = 0
-        self.to_place = None if is_named else submit
-        """What decides where it goes; None: its key, so that a repeat finds it."""
+        self.placement_hint = None if is_named else submit
+        """What chooses its replica, by prompt and load; None: its key alone does, so that a repeat finds it."""
 
     @classmethod
     def taken_up(cls, attached: front.Attached, cache_salt: str, now: float) -> "Submission | None":
