@@ -1,6 +1,6 @@
-"""From the settings to the core's knobs and back for operators; the units are `core.units`'.
+"""What operators see of the core's knobs, and their changes, which are held to the settings' own bounds.
 
-Also their changes, which are held to the settings' own bounds.
+The units are `core.units`'.
 """
 
 from collections.abc import Iterable
@@ -11,16 +11,11 @@ from chairlift.ipc import device
 from chairlift.ipc.operator import KnobValue, SchedulingKnobs
 from chairlift.runtime.settings import SchedulerSettings
 from scheduler_svc.core.config import SchedulingConfig
-from scheduler_svc.core.units import from_config, to_config, to_knob
+from scheduler_svc.core.units import from_config, to_knob
 
 KNOB_NAMES = SchedulingKnobs.__struct_fields__
 CHANGEABLE = frozenset(KNOB_NAMES) - {"block_size"}
 _SIZED_BY_DEVICE = ("max_num_seqs", "max_num_batched_tokens")
-
-
-def scheduling_config(settings: SchedulerSettings) -> SchedulingConfig:
-    """The knobs of `settings`, by name; what only the shell needs is left out."""
-    return to_config(msgspec.structs.asdict(settings))
 
 
 class KnobFaultError(ValueError):

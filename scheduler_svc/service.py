@@ -19,9 +19,9 @@ from chairlift.runtime.process import StopSignal, new_epoch
 from chairlift.runtime.pulse import idle_interval_s
 from chairlift.runtime.settings import IpcSettings, Settings
 from chairlift.runtime.tracing import Tracing
-from scheduler_svc.config import scheduling_config
 from scheduler_svc.core import effects, events
 from scheduler_svc.core.core import Core
+from scheduler_svc.core.units import to_config
 from scheduler_svc.gateway_link import GatewayLink, OperatorCommand, ReplicaFacts
 from scheduler_svc.iteration_feed import IterationFeed
 from scheduler_svc.metrics import SchedulerMetrics
@@ -50,7 +50,7 @@ class SchedulerService:
         self._epoch = new_epoch()
         self._heartbeat_ns = round(settings.ipc.heartbeat_interval_s * _NS)
         self._idle_heartbeat_ns = round(idle_interval_s(settings.ipc) * _NS)
-        config, hash_key = scheduling_config(settings.scheduler), secrets.token_bytes(16)
+        config, hash_key = to_config(settings.scheduler), secrets.token_bytes(16)
         recording = settings.scheduler.record is not None
         self._recorder = Recorder(settings.scheduler, config, hash_key, self._epoch) if recording else None
         self._core = self._recorder.core if self._recorder is not None else Core(config, hash_key, self._epoch)

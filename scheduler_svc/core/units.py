@@ -3,7 +3,9 @@
 By name, as the settings file has them; the one place for the scheduler's process and the simulators. Checks no bounds.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+
+import msgspec
 
 from scheduler_svc.core.config import PARTS_PER_MILLION, SchedulingConfig
 from scheduler_svc.core.revisions import Guard, GuardMetric
@@ -25,9 +27,9 @@ def to_knob(name: str, value: object) -> tuple[str, object]:
     return knob, round(value * factor) if factor is not None and isinstance(value, int | float) else value
 
 
-def to_config(settings: Mapping[str, object]) -> SchedulingConfig:
-    """The knobs among `settings`; what only a shell needs is left out."""
-    knobs = dict(to_knob(name, value) for name, value in settings.items())
+def to_config(settings: msgspec.Struct) -> SchedulingConfig:
+    """The knobs among the fields of `settings`, by name; what only a shell needs is left out."""
+    knobs = dict(to_knob(name, value) for name, value in msgspec.structs.asdict(settings).items())
     known = {name: value for name, value in knobs.items() if name in SchedulingConfig.__struct_fields__}
     return SchedulingConfig(**known)  # type: ignore[arg-type]  # names and types are held together by a test
 

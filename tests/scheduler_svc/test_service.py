@@ -15,9 +15,9 @@ from chairlift.ipc.common import FinishReason, HelloRefused, HelloWanted, Reason
 from chairlift.ipc.tokens import unpack_u32, unpack_u64
 from chairlift.runtime import sockets
 from chairlift.runtime.settings import SchedulerSettings, Settings
-from scheduler_svc.config import scheduling_config
 from scheduler_svc.core.config import SchedulingConfig
 from scheduler_svc.core.frames import read_frames, read_header
+from scheduler_svc.core.units import to_config
 from scheduler_svc.service import SchedulerService
 from scheduler_svc.sim.replay import replay
 
@@ -259,7 +259,7 @@ def test_every_knob_of_the_settings_reaches_the_core() -> None:
         for suffix in ("_s", "_ms"):
             knob = knob.removesuffix(suffix) + "_ns" if knob.endswith(suffix) else knob
         assert knob in SchedulingConfig.__struct_fields__
-    config = scheduling_config(SchedulerSettings(watermark=0.25, static_batch_wait_ms=2.0, gateway_loss_grace_s=3.0))
+    config = to_config(SchedulerSettings(watermark=0.25, static_batch_wait_ms=2.0, gateway_loss_grace_s=3.0))
     assert (config.watermark_ppm, config.static_batch_wait_ns, config.gateway_loss_grace_ns) == (
         250_000,
         2_000_000,
@@ -268,7 +268,7 @@ def test_every_knob_of_the_settings_reaches_the_core() -> None:
 
 
 def test_defaults_agree_with_the_cores() -> None:
-    assert scheduling_config(SchedulerSettings()) == SchedulingConfig()
+    assert to_config(SchedulerSettings()) == SchedulingConfig()
 
 
 @pytest.mark.parametrize("section", ["gateway_endpoint", "worker_endpoint"])

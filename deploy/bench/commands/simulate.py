@@ -10,12 +10,12 @@ from chairlift.runtime.settings_loader import load_settings
 from deploy.bench.commands.files import write_text
 from deploy.bench.errors import BenchUsageError
 from deploy.bench.output.svg import render_chart_file
-from deploy.bench.simulate.knobs import to_scheduling_config
 from deploy.bench.study.load import StudyLoad
 from deploy.bench.study.measured_cost import measure_model_cost
 from deploy.bench.study.model_cost import ModelCost, read_model_cost
 from deploy.bench.study.output import charts, format_study, render_study
 from deploy.bench.study.run import StudyResult, run_study
+from scheduler_svc.core.units import to_config
 from scheduler_svc.sim.outcome import Objective
 from scheduler_svc.sim.simulator import SimulatedHardware
 from scheduler_svc.sim.traces import TraceError
@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     hardware = _hardware(arguments)
     objective = Objective(ttft_ms=arguments.slo_ttft_ms, tpot_ms=arguments.slo_tpot_ms)
     try:
-        study = run_study(load.arrivals(), to_scheduling_config(settings.scheduler), hardware, objective)
+        study = run_study(load.arrivals(), to_config(settings.scheduler), hardware, objective)
     except (TraceError, UnicodeDecodeError) as error:
         raise BenchUsageError(str(error)) from None
     except OSError as error:

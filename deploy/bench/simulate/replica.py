@@ -12,9 +12,9 @@ from deploy.bench.observe.server import SAMPLE_INTERVAL_S, LoadSample, ServerWat
 from deploy.bench.output.result import RunResult
 from deploy.bench.simulate.client import SimulatedClient
 from deploy.bench.simulate.device_cost import DeviceCost
-from deploy.bench.simulate.knobs import to_scheduling_config
 from deploy.bench.simulate.server import SimulatedServer
 from deploy.bench.simulate.virtual_time import VirtualClock, run_virtually
+from scheduler_svc.core.units import to_config
 
 _KV_BYTES_PER_TOKEN = 23_040
 """Of the built-in model in bfloat16: 30 layers, 3 heads of 64, K and V."""
@@ -29,7 +29,7 @@ def simulate(settings: Settings, cost: DeviceCost, prepare: Callable[[TargetMode
 
     async def main() -> RunResult:
         clock, geometry = VirtualClock(), make_geometry(settings)
-        server = SimulatedServer(to_scheduling_config(settings.scheduler), geometry, cost)
+        server = SimulatedServer(to_config(settings.scheduler), geometry, cost)
         client = SimulatedClient(server, geometry, clock)
         wanted = prepare(await client.describe())
         return await measure_virtually(client, wanted, clock, _watch(server, clock))

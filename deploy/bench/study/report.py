@@ -10,13 +10,13 @@ import msgspec
 
 from chairlift.runtime.settings_loader import load_settings
 from deploy.bench.output.svg import Chart, Series, render_chart_file
-from deploy.bench.simulate.knobs import to_scheduling_config
 from deploy.bench.study.experiments import LabelledLoad, StudyExperiment, Variant, all_experiments
 from deploy.bench.study.load import FLOOD, StudyLoad
 from deploy.bench.study.model_cost import ModelCost
 from deploy.bench.study.output import charts
 from deploy.bench.study.run import StudyResult, run_study
 from deploy.bench.study.speed import describe_scale, describe_speed
+from scheduler_svc.core.units import to_config
 from scheduler_svc.sim.outcome import Objective, Report
 
 PLOTS = "scheduler"
@@ -121,7 +121,7 @@ def _write_cost(written: Written, experiment: StudyExperiment) -> None:
 
 def _study(experiment: StudyExperiment, variant: Variant, load: StudyLoad) -> StudyResult:
     settings = load_settings(None, [*experiment.base, *variant.overrides], {})
-    config = to_scheduling_config(settings.scheduler)
+    config = to_config(settings.scheduler)
     return run_study(load.arrivals(), config, experiment.cost.hardware(), Objective(), sample_every_s=5.0)
 
 

@@ -19,12 +19,10 @@ from deploy.bench.load.record import Outcome
 from deploy.bench.measure import Measurement
 from deploy.bench.output.result import RunResult
 from deploy.bench.simulate.device_cost import DeviceCost
-from deploy.bench.simulate.knobs import to_scheduling_config
 from deploy.bench.simulate.replica import simulate
 from deploy.bench.workload.lengths import LengthRange
 from deploy.bench.workload.prompts import TokenIds
 from deploy.bench.workload.synthetic import RandomWorkload
-from scheduler_svc.config import scheduling_config
 
 COST = DeviceCost(step_us=10_000, decode_row_us=1_000, prefill_token_us=100)
 OVERLOADED = DeviceCost(step_us=40_000, decode_row_us=500, prefill_token_us=50)
@@ -133,13 +131,6 @@ def test_continuous_batching_beats_static_on_the_simulator_with_the_same_tokens(
     assert report.num_outputs_compared == 40
     figures = [variant.figures["median_e2el_ms"] for variant in report.variants]
     assert figures[1] < 0.9 * figures[0]
-
-
-def test_knobs_are_converted_as_the_scheduler_itself_does() -> None:
-    changed = ["scheduler.watermark=0.2", "scheduler.max_head_bypass_ms=7", "scheduler.gateway_loss_grace_s=3"]
-    for overrides in ([], changed, ["scheduler.batching=static", "scheduler.max_num_seqs=5"]):
-        settings = load_settings(None, overrides, {}).scheduler
-        assert to_scheduling_config(settings) == scheduling_config(settings)
 
 
 def test_swapping_takes_its_time_and_saves_the_computing() -> None:

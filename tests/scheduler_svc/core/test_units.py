@@ -33,21 +33,23 @@ def other_value(name: str) -> object:
 
 def test_every_knob_of_the_core_is_a_setting() -> None:
     assert len(KNOBS) == len(SchedulingConfig.__struct_fields__)
-    assert from_config(to_config({}), KNOBS) == {name: getattr(SchedulerSettings(), name) for name in KNOBS}
+    assert from_config(SchedulingConfig(), KNOBS) == {name: getattr(SchedulerSettings(), name) for name in KNOBS}
 
 
 @pytest.mark.parametrize("name", KNOBS)
 def test_a_knob_comes_back_as_it_was_set(name: str) -> None:
     value = other_value(name)
     settings = msgspec.convert({name: value}, SchedulerSettings)
-    config = to_config(msgspec.structs.asdict(settings))
+    config = to_config(settings)
     assert config != SchedulingConfig()
     assert from_config(config, NAMES) == {each: getattr(settings, each) for each in KNOBS}
     assert from_config(config, [name]) == {name: value}
 
 
 def test_a_knob_that_says_nothing_comes_back_so() -> None:
-    assert from_config(to_config({"itl_target_ms": None}), ["itl_target_ms", "record"]) == {"itl_target_ms": None}
+    assert from_config(to_config(SchedulerSettings(itl_target_ms=None)), ["itl_target_ms", "record"]) == {
+        "itl_target_ms": None
+    }
 
 
 @pytest.mark.parametrize(
