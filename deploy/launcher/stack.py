@@ -6,7 +6,6 @@ operator chose are used or refused.
 """
 
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
@@ -16,8 +15,9 @@ from chairlift.runtime.addresses import Address, parse_address
 from chairlift.runtime.exposure import gateway_addresses
 from chairlift.runtime.model_source import resolve_model
 from chairlift.runtime.settings import GatewaySettings, SchedulerSettings, Settings, WorkerSettings
-from chairlift.runtime.settings_loader import CONFIG_ENV, ENV_PREFIX, to_toml_overrides
+from chairlift.runtime.settings_loader import CONFIG_ENV, ENV_PREFIX
 from deploy.launcher.child import ChildSpec, Launch
+from deploy.launcher.kinds import STAGES, command, stop_timeout_s, with_probe
 from deploy.launcher.ports import HeldPort, PortError, find_free, is_free
 from deploy.launcher.probe import ask_excused_losses
 from deploy.launcher.run_folder import RunFolder
@@ -75,19 +75,14 @@ def _plan(settings: Settings, public: Address, http: Address | None) -> Stack:
     ports = _Ports({public.port} if http is None else {public.port, http.port})
     ops = ports.ops_addresses(settings)
     probes = ports.probe_addresses(settings)
-    stop_timeout_s = settings.supervisor.stop_timeout_s
-    children = [
-        _child("scheduler", 0, settings, probes, (0, 1), settings.scheduler.drain_timeout_s + stop_timeout_s),
-        _child("worker", 0, settings, probes, (0, 2), stop_timeout_s),
-    ]
+    children = [_child("scheduler", "scheduler", settings, probes), _child("worker", "worker", settings, probes)]
     for index, own_ops in enumerate(ops):
-        # A gateway adds its index to both ports of its own: what it is handed makes the sum come out right.
+        # Its operator port, like its HTTP port: what it adds its index to.
         gateway = msgspec.structs.replace(
             settings.gateway, index=index, ops_listen=str(own_ops.with_port(own_ops.port - index))
         )
         own = msgspec.structs.replace(settings, gateway=gateway)
-        name = _gateway_name(index, len(ops))
-        children.append(_child(name, index, own, probes, (1, 0), gateway.drain_timeout_s + stop_timeout_s))
+        children.append(_child("gateway", _gateway_name(index, len(ops)), own, probes))
     return Stack(settings, public, tuple(ops), tuple(children), probes, http)
 
 
@@ -95,36 +90,17 @@ def _gateway_name(index: int, count: int) -> str:
     return "gateway" if count == 1 else f"gateway {index}"
 
 
-def _child(
-    name: str,
-    index: int,
-    settings: Settings,
-    probes: dict[str, Address],
-    stages: tuple[int, int],
-    stop_timeout_s: float,
-) -> ChildSpec:
-    module, section = _MODULES[name.split()[0]]
-
+def _child(kind: str, name: str, settings: Settings, probes: dict[str, Address]) -> ChildSpec:
     def prepare() -> Launch:
         others = {address.port for other, address in probes.items() if other != name}
         probe = probes[name] = find_free(probes[name], others)
-        listen = probe.with_port(probe.port - index)
-        values = msgspec.structs.replace(getattr(settings, section), metrics_listen=str(listen))
-        own = msgspec.structs.replace(settings, **{section: values})
-        arguments = [part for override in to_toml_overrides(own) for part in ("--set", override)]
-        return Launch((sys.executable, "-m", module, *arguments), _environment(), probe)
+        return Launch(command(kind, with_probe(kind, settings, probe)), _environment(), probe)
 
     async def count_excused() -> int | None:
         return await ask_excused_losses(probes["scheduler"])
 
-    return ChildSpec(name, *stages, stop_timeout_s, prepare, count_excused if section == "worker" else None)
-
-
-_MODULES = {
-    "scheduler": ("scheduler_svc", "scheduler"),
-    "worker": ("gpu_worker", "worker"),
-    "gateway": ("gateway", "gateway"),
-}
+    excused = count_excused if kind == "worker" else None
+    return ChildSpec(name, *STAGES[kind], stop_timeout_s(kind, settings), prepare, excused)
 
 
 def _environment() -> dict[str, str]:

@@ -4,7 +4,6 @@ Made of the launcher's own parts (children, supervisor, held port), so that what
 """
 
 import os
-import sys
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -13,11 +12,11 @@ import msgspec
 
 from chairlift.runtime.addresses import Address
 from chairlift.runtime.settings import Settings
-from chairlift.runtime.settings_loader import to_toml_overrides
 from deploy.bench.chaos.faults import Link
 from deploy.bench.chaos.loopback import LOOPBACK
 from deploy.bench.chaos.network import FaultyLink, Network, Place, ReplicaPlace
 from deploy.launcher.child import ChildSpec, Launch
+from deploy.launcher.kinds import STAGES, command, stop_timeout_s, with_probe
 from deploy.launcher.ports import HeldPort
 from deploy.launcher.run_folder import RunFolder
 
@@ -83,7 +82,7 @@ async def _plan(plan: StackPlan, network: Network, public: Address, folder: Path
     ops = tuple(network.take_local() for _ in range(plan.num_gateways))
     for index, address in enumerate(ops):
         own = _of_gateway(plan.of("gateway", run_dir=str(folder)), index, public, address, tuple(fronts))
-        children.append(_child("gateway", index, own, Place(network.take_local()), {}, (1, 0)))
+        children.append(_child("gateway", index, own, Place(network.take_local()), {}))
     return ChaosStack(public, ops, tuple(children), network.links, files, folder)
 
 
@@ -100,8 +99,8 @@ def _replica(plan: StackPlan, replica: int, folder: Path, place: ReplicaPlace, f
     of_worker = plan.of("worker", run_dir=str(folder), worker_endpoint=f"tcp://{device.connect}")
     environment = {FAULT_FILE_ENV: str(fault_file)}
     return [
-        _child("scheduler", replica, of_scheduler, place.scheduler, {}, (0, 1)),
-        _child("worker", replica, of_worker, place.worker, environment, (0, 2)),
+        _child("scheduler", replica, of_scheduler, place.scheduler, {}),
+        _child("worker", replica, of_worker, place.worker, environment),
     ]
 
 
@@ -116,21 +115,10 @@ def _of_gateway(settings: Settings, index: int, public: Address, ops: Address, f
     return msgspec.structs.replace(settings, gateway=gateway)
 
 
-_MODULES = {"scheduler": "scheduler_svc", "worker": "gpu_worker", "gateway": "gateway"}
-
-
-def _child(
-    section: str, index: int, settings: Settings, place: Place, environment: dict[str, str], stages: tuple[int, int]
-) -> ChildSpec:
-    # A gateway adds its index to the port that it is given.
-    listen = place.probe.with_port(place.probe.port - index) if section == "gateway" else place.probe
-    values = msgspec.structs.replace(getattr(settings, section), metrics_listen=str(listen))
-    own = msgspec.structs.replace(settings, **{section: values})
-    arguments = [part for override in to_toml_overrides(own) for part in ("--set", override)]
-    drain_s = getattr(values, "drain_timeout_s", 0.0)
+def _child(kind: str, index: int, settings: Settings, place: Place, environment: dict[str, str]) -> ChildSpec:
+    argv = (*place.prefix, *command(kind, with_probe(kind, settings, place.probe)))
 
     def prepare() -> Launch:
-        argv = (*place.prefix, sys.executable, "-m", _MODULES[section], *arguments)
         return Launch(argv, {**os.environ, **environment}, place.probe)
 
-    return ChildSpec(f"{section} {index}", *stages, drain_s + settings.supervisor.stop_timeout_s, prepare)
+    return ChildSpec(f"{kind} {index}", *STAGES[kind], stop_timeout_s(kind, settings), prepare)

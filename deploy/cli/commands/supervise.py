@@ -7,9 +7,10 @@ from chairlift.runtime.settings import SupervisorSettings
 from chairlift.runtime.settings_loader import add_settings_arguments, load_settings
 from deploy.cli.errors import stack_errors
 from deploy.launcher.child import ChildSpec
+from deploy.launcher.kinds import MODULES
 from deploy.launcher.progress import Progress
 from deploy.launcher.run import run_until_stopped
-from deploy.launcher.single import MODULES, plan_single
+from deploy.launcher.single import plan_single
 from deploy.launcher.supervisor import Supervisor
 
 

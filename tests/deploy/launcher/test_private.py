@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from chairlift.runtime.settings import Settings, SupervisorSettings
-from deploy.launcher import stack as stack_module
+from deploy.launcher import kinds
 from deploy.launcher.private import private_stack
 from deploy.launcher.supervisor import StackError
 
@@ -19,8 +19,7 @@ SETTINGS = msgspec.structs.replace(Settings(), supervisor=SupervisorSettings(max
 
 @pytest.fixture(autouse=True)
 def stand_in_modules(stand_ins: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    modules = {section: ("stand_in_service", section) for section in ("scheduler", "worker", "gateway")}
-    monkeypatch.setattr(stack_module, "_MODULES", modules)
+    monkeypatch.setattr(kinds, "MODULES", dict.fromkeys(kinds.MODULES, "stand_in_service"))
     monkeypatch.setenv("STAND_IN_LOG", str(stand_ins.log))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
     (tmp_path / "run").mkdir()

@@ -18,8 +18,9 @@ import pytest
 from chairlift.runtime.addresses import Address, AddressError
 from chairlift.runtime.probes import ProbeServer, ProcessState
 from chairlift.runtime.settings import Settings
+from deploy.launcher.kinds import MODULES
 from deploy.launcher.probe import ask_excused_losses
-from deploy.launcher.single import MODULES, plan_single, scheduler_probe
+from deploy.launcher.single import plan_single, scheduler_probe
 from scheduler_svc.metrics import SchedulerMetrics
 
 
