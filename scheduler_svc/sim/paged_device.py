@@ -229,11 +229,11 @@ class PagedDevice:
 
     def _check_content(self, row: int, held: _Row) -> None:
         size = self.geometry.block_size
-        for position in range(held.computed):
-            content = self._kv[held.blocks[position // size]][position % size]
+        for start in range(0, held.computed, size):
+            own = held.histories[start : min(start + size, held.computed)]
             _require(
-                content == held.histories[position],
-                f"row {row} reads at position {position} of {held.computed} what is not its own history",
+                self._kv[held.blocks[start // size]][: len(own)] == own,
+                f"row {row} reads from position {start} of {held.computed} on what is not its own history",
             )
 
     def _prompt_logprobs(self, row: int, held: _Row, start: int, count: int) -> device.PromptLogprobs | None:
