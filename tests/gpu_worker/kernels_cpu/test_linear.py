@@ -59,6 +59,24 @@ def test_close_to_exact_and_each_row_alone_has_the_same_bits(
         assert_rows_stand_alone(linear, x, y)
 
 
+@pytest.mark.parametrize("largest_exponent", [-126, -60, 127], ids=str)
+def test_a_row_alone_has_the_same_bits_at_the_ends_of_the_range(kernels: LinearKernels, largest_exponent: int) -> None:
+    """Numbers and products that are too small to be normal, and sums that overflow: where AMX and vectors differ."""
+    generator = torch.Generator().manual_seed(largest_exponent)
+
+    def extreme(*shape: int) -> torch.Tensor:
+        fraction = torch.randn(shape, generator=generator, dtype=torch.float64)
+        exponent = torch.randint(largest_exponent - 12, largest_exponent + 1, shape, generator=generator)
+        return torch.ldexp(fraction, exponent).to(torch.bfloat16)
+
+    for scale in (1.0, 2.0**-66, 2.0**60):
+        linear = kernels.pack(extreme(49, 320))
+        x = (numbers(40, 320) * scale).to(torch.bfloat16)
+        together = linear.multiply(x, torch.float32)
+        alone = torch.cat([linear.multiply(row, torch.float32) for row in x.split(1)])
+        assert torch.equal(alone.view(torch.int32), together.view(torch.int32))
+
+
 @pytest.mark.parametrize("kind", GGUF_KINDS, ids=lambda k: k.name)
 def test_gguf_blocks_are_taken_bit_for_bit(kernels: LinearKernels, kind: WeightKind) -> None:
     blocks, exact = blocks_of(kind, numbers(50, 192))
