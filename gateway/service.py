@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from gateway.http.front import HttpFront
 
 _TICK_S = 0.25
-_IDLE_TICK_S = 2.0
-"""While no stream is open: what comes meanwhile is looked at so much later, against bounds of seconds."""
+_IDLE_TICK_S = 10.0
+"""While no stream is open: to show that the loop turns."""
 _LAST_WORDS_S = 2.0
 """For statuses to reach clients after the drain is over."""
 _RENDERED_CHARS_A_REQUEST_BYTE = 2
@@ -210,8 +210,23 @@ class GatewayService:
     async def _keep_time(self) -> None:
         while True:
             self._table.tick()
-            self.state.turned()
-            await asyncio.sleep(_TICK_S if self._table.num_open else _IDLE_TICK_S)
+            if self._table.num_open:
+                self.state.turned()
+                await asyncio.sleep(_TICK_S)
+            else:
+                await self._rest()
+
+    async def _rest(self) -> None:
+        """Returns when a stream has opened, at the latest after `_IDLE_TICK_S`."""
+        # At round times, as other idle processes of the machine wake: one finds warm what another has used.
+        pause_s = _IDLE_TICK_S - time.monotonic() % _IDLE_TICK_S
+        self.state.turned(pause_s)
+        self._table.opened.clear()
+        try:
+            async with asyncio.timeout(pause_s):
+                await self._table.opened.wait()
+        except TimeoutError:
+            return
 
     async def _keep_health(self) -> None:
         while True:

@@ -113,6 +113,10 @@ class SchedulerLink:
 
     def send(self, message: Outgoing) -> bool:
         """Whether it was queued; False when no scheduler is there. A result that is lost so is planned again."""
+        self._pulse.ask(time.monotonic())
+        return self._send(message)
+
+    def _send(self, message: Outgoing) -> bool:
         try:
             self._socket.send(self._outgoing.encode(message), zmq.NOBLOCK)
         except zmq.Again:
@@ -134,8 +138,11 @@ class SchedulerLink:
                 self.standing = Standing.GREETED if is_compatible(major) else Standing.REFUSED
             case device.LogLevel(level):
                 self._change_log_level(level)
-            case device.SchedulerBeat() if self._pulse.is_answer_due(time.monotonic()):
-                self._beat()
+            case device.SchedulerBeat(next_in_ns=next_in_ns):
+                now = time.monotonic()
+                self._pulse.rest(now, next_in_ns)
+                if self._pulse.is_answer_due(now):
+                    self._beat()
             case HelloWanted():
                 self._forget_scheduler()
             case HelloRefused(reason=reason, message=text):
@@ -147,7 +154,7 @@ class SchedulerLink:
     def _beat(self) -> None:
         self._pulse.beat(time.monotonic())
         if self._progress.in_work is None:
-            self.send(self._progress.beat(self._epoch))
+            self._send(self._progress.beat(self._epoch))
 
     def _change_log_level(self, level: str) -> None:
         try:

@@ -16,6 +16,7 @@ from chairlift.ipc.common import (
     Reason,
     is_compatible,
 )
+from chairlift.runtime.pulse import Rhythm, can_rest
 from scheduler_svc.core import events
 from scheduler_svc.peers import RouterLink
 
@@ -27,7 +28,9 @@ class Gateway(msgspec.Struct):
     identity: bytes
     gateway_id: str
     fingerprint: str
-    last_seen: int
+    minor: int
+    silent_at: int
+    """When it counts as silent, unless it is heard before."""
 
 
 class ReplicaFacts(msgspec.Struct, frozen=True):
@@ -51,14 +54,16 @@ class OperatorCommand(msgspec.Struct, frozen=True):
 class GatewayLink:
     """Owns the table of gateways. Not thread-safe."""
 
-    def __init__(self, link: RouterLink[front.ToScheduler, front.ToGateway], facts: ReplicaFacts, timeout_ns: int):
+    def __init__(self, link: RouterLink[front.ToScheduler, front.ToGateway], facts: ReplicaFacts, rhythm: Rhythm):
         self._link = link
         self._facts = facts
-        self._timeout_ns = timeout_ns
+        self._rhythm = rhythm
         self._by_identity: dict[bytes, Gateway] = {}
         self._by_number: dict[int, Gateway] = {}
         self._next_number = 1
         self._lost: list[int] = []
+        self.has_news = False
+        """Whether anything but beats came at the last `receive`."""
         self._log = structlog.get_logger()
 
     @property
@@ -74,14 +79,16 @@ class GatewayLink:
     def receive(self, now: int) -> list[events.Event | OperatorCommand]:
         """What gateways sent, as events, in order; never raises for what a peer sends."""
         received: list[events.Event | OperatorCommand] = []
+        self.has_news = False
         for identity, message in self._link.drain():
+            self.has_news = self.has_news or not isinstance(message, front.GatewayBeat)
             gateway = self._by_identity.get(identity)
             if isinstance(message, front.GatewayHello):
                 self._greet(identity, message, now)
             elif gateway is None:
                 self._link.send(identity, HelloWanted(self._facts.epoch))
             else:
-                gateway.last_seen = now
+                gateway.silent_at = self._rhythm.silent_at(now)
                 event = self._to_event(gateway, message)
                 if event is not None:
                     # A loss noticed while draining comes before what the gateway's next life says.
@@ -92,11 +99,25 @@ class GatewayLink:
     def forgive(self, stall_ns: int) -> None:
         """This process itself stood still for so long: nobody was silent meanwhile, as far as can be known."""
         for gateway in self._by_number.values():
-            gateway.last_seen += stall_ns
+            gateway.silent_at += stall_ns
+
+    def end_rest(self, now: int) -> None:
+        """Beats come again as usual from now on, and so must answers."""
+        for gateway in self._by_number.values():
+            gateway.silent_at = min(gateway.silent_at, self._rhythm.silent_at(now))
+
+    @property
+    def lets_rest(self) -> bool:
+        """Whether beats may be far between: every gateway understands it."""
+        return all(can_rest(gateway.minor) for gateway in self._by_number.values())
+
+    def next_expiry(self) -> int | None:
+        """When the first gateway will have been silent too long, unless it is heard; None without gateways."""
+        return min((gateway.silent_at + 1 for gateway in self._by_number.values()), default=None)
 
     def expire(self, now: int) -> list[events.Event]:
         """Losses of gateways that have been silent too long, or whose queue was full."""
-        for gateway in [g for g in self._by_number.values() if now - g.last_seen > self._timeout_ns]:
+        for gateway in [g for g in self._by_number.values() if now > g.silent_at]:
             self._drop(gateway, "silent")
         return self._take_lost()
 
@@ -171,7 +192,8 @@ class GatewayLink:
         earlier = self._by_identity.get(identity)
         if earlier is not None:
             self._drop(earlier, "greeted again")
-        gateway = Gateway(self._next_number, identity, hello.gateway_id, hello.fingerprint, now)
+        silent_at = self._rhythm.silent_at(now)
+        gateway = Gateway(self._next_number, identity, hello.gateway_id, hello.fingerprint, hello.minor, silent_at)
         self._next_number += 1
         self._by_identity[identity] = self._by_number[gateway.number] = gateway
         self._log.info("gateway_attached", gateway_id=hello.gateway_id, gateway=gateway.number)

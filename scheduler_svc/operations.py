@@ -123,6 +123,11 @@ class Operations:
         self._workers.set_log_level(level)
         return True
 
+    @property
+    def has_appointment(self) -> bool:
+        """Whether `keep_time` has something to do at some time."""
+        return self._level_until_ns is not None
+
     def keep_time(self, now: int) -> None:
         """To be called now and then: brings back a log level whose time is over."""
         if self._level_until_ns is not None and now >= self._level_until_ns:

@@ -16,7 +16,7 @@ from chairlift.runtime import sockets
 from chairlift.runtime.lean_memory import settle
 from chairlift.runtime.probes import ProbeServer, ProcessState
 from chairlift.runtime.process import StopSignal, new_epoch
-from chairlift.runtime.pulse import idle_interval_s
+from chairlift.runtime.pulse import Rhythm
 from chairlift.runtime.settings import IpcSettings, Settings
 from chairlift.runtime.tracing import Tracing
 from scheduler_svc.core import effects, events
@@ -48,8 +48,7 @@ class SchedulerService:
         self._settings = settings
         self._log = structlog.get_logger()
         self._epoch = new_epoch()
-        self._heartbeat_ns = round(settings.ipc.heartbeat_interval_s * _NS)
-        self._idle_heartbeat_ns = round(idle_interval_s(settings.ipc) * _NS)
+        self._rhythm = Rhythm(settings.ipc, time.monotonic_ns())
         config, hash_key = to_config(settings.scheduler), secrets.token_bytes(16)
         recording = settings.scheduler.record is not None
         self._recorder = Recorder(settings.scheduler, config, hash_key, self._epoch) if recording else None
@@ -60,7 +59,7 @@ class SchedulerService:
         self._context = zmq.Context()
         self._poller = zmq.Poller()
         try:
-            self._gateways, self._workers = self._bind(settings.ipc)
+            self._gateways, self._workers, self._losses = self._bind(settings.ipc)
             self.state = ProcessState()
             self.state.set_ready(False, "no worker yet")
             listen = settings.scheduler.metrics_listen
@@ -75,20 +74,18 @@ class SchedulerService:
             self._core, self._handle, self._load, self._workers, self._feed, self._epoch, drain_ns
         )
         self._wake_at: int | None = None
-        self._next_beat = 0
         self._busy_ns = 0
         self._is_untold = True
         """Whether anything may have changed since the last report."""
         self._told_of = (0, 0)
         """Gateways and malformed messages in it, which make no event."""
-        self._turned_ns = time.monotonic_ns()
 
-    def _bind(self, ipc: IpcSettings) -> tuple[GatewayLink, WorkerLink]:
+    def _bind(self, ipc: IpcSettings) -> tuple[GatewayLink, WorkerLink, tuple[sockets.DisconnectWatch, ...]]:
         gateway_socket = sockets.bind_router(self._context, sockets.gateway_endpoint(ipc), ipc)
         worker_socket = sockets.bind_router(self._context, sockets.worker_endpoint(ipc), ipc)
-        for socket in (gateway_socket, worker_socket):
+        losses = sockets.DisconnectWatch(gateway_socket), sockets.DisconnectWatch(worker_socket)
+        for socket in (gateway_socket, worker_socket, *(loss.socket for loss in losses)):
             self._poller.register(socket, zmq.POLLIN)
-        timeout_ns = round(ipc.heartbeat_timeout_s * _NS)
         limit = ipc.max_message_bytes
         to_gateways = RouterLink(
             "gateway", gateway_socket, front.to_scheduler_codec(limit), front.to_gateway_codec(limit)
@@ -97,8 +94,9 @@ class SchedulerService:
             "worker", worker_socket, device.to_scheduler_codec(limit), device.to_worker_codec(limit)
         )
         return (
-            GatewayLink(to_gateways, self._facts(), timeout_ns),
-            WorkerLink(to_workers, self._epoch, timeout_ns),
+            GatewayLink(to_gateways, self._facts(), self._rhythm),
+            WorkerLink(to_workers, self._epoch, self._rhythm),
+            losses,
         )
 
     def run(self, stop: StopSignal) -> None:
@@ -108,9 +106,11 @@ class SchedulerService:
         settle()
         deadline: int | None = None
         while True:
-            self._poller.poll(self._poll_timeout_ms())
+            woken_by = [source for source, _ in self._poller.poll(self._poll_timeout_ms())]
             now = time.monotonic_ns()
-            self._turn(now)
+            # Who went shows at the next beats, which must not be far off then.
+            has_loss = any(loss.take() for loss in self._losses if loss.socket in woken_by)
+            self._turn(now, has_loss=has_loss)
             self._busy_ns += time.monotonic_ns() - now
             if stop.requested:
                 if deadline is None:
@@ -134,13 +134,15 @@ class SchedulerService:
             self._recorder.close()
         if self._spans is not None:
             self._spans.close()
+        for loss in self._losses:
+            loss.close()
         self._context.destroy(linger=_LINGER_MS)
         for endpoint in (sockets.gateway_endpoint(self._settings.ipc), sockets.worker_endpoint(self._settings.ipc)):
             sockets.remove_socket_file(endpoint)
 
     # ---- one wake ----
 
-    def _turn(self, now: int) -> None:
+    def _turn(self, now: int, *, has_loss: bool) -> None:
         is_news = self._wake_at is not None and now >= self._wake_at
         if is_news:
             self._wake_at = None
@@ -164,6 +166,9 @@ class SchedulerService:
         for event in self._gateways.expire(now):
             done += self._handle(event, now)
             is_news = True
+        if (is_news or has_loss or self._workers.has_news or self._gateways.has_news) and self._rhythm.disturb(now):
+            self._workers.end_rest(now)
+            self._gateways.end_rest(now)
         # Beats alone change nothing.
         if is_news or not self._core.is_idle:
             done += self._plan(now)
@@ -175,15 +180,13 @@ class SchedulerService:
         self._beat(now)
         if self._recorder is not None:
             self._recorder.turned(now)
-        self.state.turned()
+        self.state.turned(max(0, self._rhythm.next_beat - now) / _NS)
 
     def _forgive_own_stall(self, now: int) -> None:
-        # A loop that turns wakes for each beat at the latest.
-        stall_ns = now - self._turned_ns - 2 * self._idle_heartbeat_ns
+        stall_ns = self._rhythm.own_stall_ns(now)
         if stall_ns > 0:
             self._workers.forgive(stall_ns)
             self._gateways.forgive(stall_ns)
-        self._turned_ns = now
 
     def _plan(self, now: int) -> list[effects.Effect]:
         watch = self._feed.watch
@@ -229,17 +232,19 @@ class SchedulerService:
         return done
 
     def _poll_timeout_ms(self) -> int:
-        wakes = (self._next_beat, self._wake_at, self._workers.next_expiry())
+        expiries = self._workers.next_expiry(), self._gateways.next_expiry()
+        wakes = (self._rhythm.next_beat, self._wake_at, *expiries)
         until = min(wake for wake in wakes if wake is not None)
         # Rounded up: a wake before its time would find nothing due and spin.
         return max(0, -((time.monotonic_ns() - until) // 1_000_000))
 
     def _beat(self, now: int) -> None:
-        if now < self._next_beat:
+        if now < self._rhythm.next_beat:
             return
-        self._next_beat = now + (self._idle_heartbeat_ns if self._core.is_idle else self._heartbeat_ns)
-        for event in self._workers.beat():
+        next_in_ns = self._rhythm.beat(now, may_rest=self._may_rest())
+        for event in self._workers.beat(next_in_ns):
             self._apply(self._handle_traced(event, now), now)
+            self._rhythm.disturb(now)
             self._is_untold = True
         self._operations.keep_time(now)
         # An idle process comes here from cold caches: it does what it must.
@@ -249,7 +254,13 @@ class SchedulerService:
             self._metrics.report(self._load(), self._core, self._busy_ns)
             if self._spans is not None:
                 self._spans.end_due()
-        self._gateways.broadcast(front.ReplicaBeat(self._epoch, self._metrics.latest))
+        self._gateways.broadcast(front.ReplicaBeat(self._epoch, self._metrics.latest, next_in_ns))
+
+    def _may_rest(self) -> bool:
+        """Whether nothing is to be done before something comes. A recording is written out now and then."""
+        if not self._core.is_idle or self._is_untold or self._operations.has_appointment or self._recorder is not None:
+            return False
+        return self._workers.lets_rest and self._gateways.lets_rest
 
     # ---- operator, drain, readiness ----
 

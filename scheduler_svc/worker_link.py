@@ -19,6 +19,7 @@ from chairlift.ipc.common import (
     Reason,
     is_compatible,
 )
+from chairlift.runtime.pulse import Rhythm, can_rest
 from scheduler_svc.core import events
 from scheduler_svc.peers import RouterLink
 
@@ -42,7 +43,8 @@ class Rank(msgspec.Struct):
 
     identity: bytes
     hello: device.WorkerHello
-    last_seen: int
+    silent_at: int
+    """When it counts as silent, unless it is heard before."""
     greeted_ns: int = 0
     num_unreachable: int = 0
     """Beats in a row that could not be handed to its connection."""
@@ -59,16 +61,18 @@ class Rank(msgspec.Struct):
 class WorkerLink:
     """Owns the table of ranks. Not thread-safe."""
 
-    def __init__(self, link: RouterLink[device.ToScheduler, device.ToWorker], epoch: int, timeout_ns: int) -> None:
+    def __init__(self, link: RouterLink[device.ToScheduler, device.ToWorker], epoch: int, rhythm: Rhythm) -> None:
         self._link = link
         self._epoch = epoch
-        self._timeout_ns = timeout_ns
+        self._rhythm = rhythm
         self._ranks: dict[int, Rank] = {}
         self._up: int | None = None
         self._waiting: set[int] = set()
         """Epochs that have been told of in the log while another holds their rank."""
         self.losses = 0
         """Groups lost since the start."""
+        self.has_news = False
+        """Whether anything but beats came at the last `receive`."""
         self._log = structlog.get_logger()
 
     @property
@@ -84,18 +88,20 @@ class WorkerLink:
     def receive(self, now: int) -> list[events.Event]:
         """What workers sent, as events, in order; never raises for what a peer sends."""
         received: list[events.Event] = []
+        self.has_news = False
         for identity, message in self._link.drain():
-            if isinstance(message, device.WorkerHello):
-                received += self._greet(identity, message, now)
-                continue
             if isinstance(message, device.WorkerBeat):
                 self._note_beat(identity, message, now)
+                continue
+            self.has_news = True
+            if isinstance(message, device.WorkerHello):
+                received += self._greet(identity, message, now)
                 continue
             rank = next((r for r in self._ranks.values() if r.identity == identity), None)
             if rank is None or message.worker_epoch != rank.hello.worker_epoch:
                 self._link.send(identity, HelloWanted(self._epoch))
                 continue
-            rank.last_seen = now
+            rank.silent_at = self._rhythm.silent_at(now)
             if isinstance(message, device.WorkerBye):
                 received += self._lose("ended")
             elif rank.hello.rank == 0 and self._up is not None:
@@ -105,11 +111,21 @@ class WorkerLink:
     def forgive(self, stall_ns: int) -> None:
         """This process itself stood still for so long: nobody was silent meanwhile, as far as can be known."""
         for rank in self._ranks.values():
-            rank.last_seen += stall_ns
+            rank.silent_at += stall_ns
+
+    def end_rest(self, now: int) -> None:
+        """Beats come again as usual from now on, and so must answers."""
+        for rank in self._ranks.values():
+            rank.silent_at = min(rank.silent_at, self._rhythm.silent_at(now))
+
+    @property
+    def lets_rest(self) -> bool:
+        """Whether beats may be far between: every rank is connected, and understands it."""
+        return all(can_rest(rank.hello.minor) and not rank.num_unreachable for rank in self._ranks.values())
 
     def expire(self, now: int) -> list[events.Event]:
         """The loss of the group when one of its ranks has been silent too long."""
-        silent = [number for number, rank in self._ranks.items() if now - rank.last_seen > self._timeout_ns]
+        silent = [number for number, rank in self._ranks.items() if now > rank.silent_at]
         return self._lose(f"rank {silent[0]} is silent") if silent else []
 
     def send_plan(self, plan: device.Plan, expected_ns: int = 0) -> list[events.Event]:
@@ -133,11 +149,11 @@ class WorkerLink:
 
     def next_expiry(self) -> int | None:
         """When the first rank will have been silent too long, unless it is heard; None without ranks."""
-        return min((rank.last_seen + self._timeout_ns + 1 for rank in self._ranks.values()), default=None)
+        return min((rank.silent_at + 1 for rank in self._ranks.values()), default=None)
 
-    def beat(self) -> list[events.Event]:
+    def beat(self, next_in_ns: int) -> list[events.Event]:
         """Tells every rank that this scheduler lives; the loss of the group when one has no connection any more."""
-        frame = self._link.encode(device.SchedulerBeat(self._epoch))
+        frame = self._link.encode(device.SchedulerBeat(self._epoch, next_in_ns))
         for rank in self._ranks.values():
             rank.num_unreachable = 0 if self._link.send_encoded(rank.identity, frame) else rank.num_unreachable + 1
         gone = [rank.hello.rank for rank in self._ranks.values() if rank.num_unreachable >= _MAX_UNREACHABLE]
@@ -149,7 +165,7 @@ class WorkerLink:
         if rank is None or rank.hello.worker_epoch != beat.worker_epoch:
             self._link.send(identity.removesuffix(device.BEAT_SUFFIX), HelloWanted(self._epoch))
             return
-        rank.last_seen = now
+        rank.silent_at = self._rhythm.silent_at(now)
 
     def _greet(self, identity: bytes, hello: device.WorkerHello, now: int) -> list[events.Event]:
         if self._is_held_by_another(hello, now):
@@ -182,7 +198,7 @@ class WorkerLink:
 
     def _take_in(self, identity: bytes, hello: device.WorkerHello, now: int) -> None:
         self._waiting.discard(hello.worker_epoch)
-        self._ranks[hello.rank] = Rank(identity, hello, now, greeted_ns=time.monotonic_ns())
+        self._ranks[hello.rank] = Rank(identity, hello, self._rhythm.silent_at(now), greeted_ns=time.monotonic_ns())
         greeting = device.SchedulerGreeting(PROTOCOL_MAJOR, PROTOCOL_MINOR, self._link.tags, self._epoch)
         self._link.send(identity, greeting)
 
@@ -195,11 +211,7 @@ class WorkerLink:
     def _is_held_by_another(self, hello: device.WorkerHello, now: int) -> bool:
         """Whether a living process has the rank: two that took it from each other would drop the KV cache each time."""
         holder = self._ranks.get(hello.rank)
-        return (
-            holder is not None
-            and holder.hello.worker_epoch != hello.worker_epoch
-            and now - holder.last_seen <= self._timeout_ns
-        )
+        return holder is not None and holder.hello.worker_epoch != hello.worker_epoch and now <= holder.silent_at
 
     def _refusal(self, hello: device.WorkerHello) -> HelloRefused | None:
         if not is_compatible(hello.major):

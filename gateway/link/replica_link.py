@@ -126,6 +126,11 @@ class ReplicaLink:
         return self.hello.epoch if self.hello is not None else 0
 
     @property
+    def silence_s(self) -> float:
+        """How long nothing has come that should have; not above 0 while the scheduler may rest."""
+        return self._pulse.silence_s(self._clock())
+
+    @property
     def is_attached(self) -> bool:
         """Whether messages can be sent."""
         return self.state is LinkState.ATTACHED
@@ -149,6 +154,11 @@ class ReplicaLink:
         """Whether the message was queued. False when nobody is attached, or the peer does not read: it is lost then."""
         if not self.is_attached:
             return False
+        if self._pulse.ask(self._clock()):
+            self._set_timer()
+        return self._deliver(message)
+
+    def _deliver(self, message: front.ToScheduler) -> bool:
         if self._send_now(message):
             return True
         self._lose("does not read")
@@ -249,9 +259,10 @@ class ReplicaLink:
             case _ if not self.is_attached:
                 # What was on its way before the link was lost belongs to nobody any more.
                 pass
-            case front.ReplicaBeat(epoch, load):
+            case front.ReplicaBeat(epoch, load, next_in_ns):
                 if epoch == self.scheduler_epoch:
                     self.load, self.load_at = load, now
+                    self._pulse.rest(now, next_in_ns)
                     if self._pulse.is_answer_due(now):
                         self._beat(now)
                         self._set_timer()
@@ -332,7 +343,7 @@ class ReplicaLink:
 
     def _beat(self, now: float) -> None:
         self._pulse.beat(now)
-        self.send(front.GatewayBeat(self._epoch))
+        self._deliver(front.GatewayBeat(self._epoch))
 
     def _set_timer(self) -> None:
         """For what is due next in this state."""

@@ -5,7 +5,6 @@ a repeat finds it through any gateway, and few requests move when a replica come
 """
 
 import asyncio
-import time
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
@@ -171,7 +170,7 @@ class Replicas:
         return link.load.running + link.load.waiting + (count if at == link.load_at else 0)
 
     def _is_silent(self, link: ReplicaLink) -> bool:
-        return link.load_at > 0 and time.monotonic() - link.load_at > self._silent_after_s
+        return link.load_at > 0 and link.silence_s > self._silent_after_s
 
     def candidates(self, key: RequestKey, replica_id: str | None = None) -> list[ReplicaLink]:
         """Attached replicas in the order in which a request is looked for; a named one comes first."""

@@ -3,6 +3,7 @@
 The hot path is `_on_deltas`: a step's tokens for every stream, in columns.
 """
 
+import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -55,6 +56,8 @@ class GenerationTable:
         self._limits = limits
         self._place = place
         self._clock = clock
+        self.opened = asyncio.Event()
+        """Set by each generation that opens; whoever waits for one clears it."""
         self._served: dict[int, Generation] = {}
         """By a number of their own, in order of arrival."""
         self._next_serial = 1
@@ -185,7 +188,7 @@ class GenerationTable:
         return False
 
     def tick(self) -> None:
-        """Several times a second: slow clients, orphans whose time is up, replicas that take orphans now."""
+        """Several times a second while any is open: slow clients, orphans whose time is up, replicas that take them."""
         now = self._clock()
         for generation in list(self._served.values()):
             if generation.phase is Phase.ORPHANED:
@@ -199,6 +202,7 @@ class GenerationTable:
     def _serve(self, generation: Generation) -> None:
         generation.serial, self._next_serial = self._next_serial, self._next_serial + 1
         self._served[generation.serial] = generation
+        self.opened.set()
 
     def _ask(self, generation: Generation, link: ReplicaLink) -> bool:
         assert generation.submission is not None

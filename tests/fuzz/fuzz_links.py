@@ -19,6 +19,7 @@ from chairlift.ipc.common import PROTOCOL_MAJOR, PROTOCOL_MINOR, FinishReason, S
 from chairlift.ipc.tokens import pack_u32, unpack_u32, unpack_u64
 from chairlift.runtime.model_source import resolve_model
 from chairlift.runtime.process import StopSignal
+from chairlift.runtime.pulse import Rhythm
 from chairlift.runtime.settings import IpcSettings, ModelSettings, SchedulerSettings, Settings, WorkerSettings
 from scheduler_svc.core import effects, events, invariants
 from scheduler_svc.core.config import SchedulingConfig
@@ -91,7 +92,8 @@ class Replica:
         facts = ReplicaFacts("r", 7, self.core.limits(), False, False, None)
         to_gateways: Any = RouterLink("g", self.front, front.to_scheduler_codec(), front.to_gateway_codec())  # type: ignore[arg-type]
         to_workers: Any = RouterLink("w", self.device, device.to_scheduler_codec(), device.to_worker_codec())  # type: ignore[arg-type]
-        self.gateways, self.workers = GatewayLink(to_gateways, facts, 1 << 62), WorkerLink(to_workers, 7, 1 << 62)
+        rhythm = Rhythm(IpcSettings(heartbeat_timeout_s=1e7), 0)
+        self.gateways, self.workers = GatewayLink(to_gateways, facts, rhythm), WorkerLink(to_workers, 7, rhythm)
         self.now = 1000 * S
         self.plans: deque[device.Plan] = deque()
         self.left: dict[int, int] = {}

@@ -52,8 +52,16 @@ class Gateway(Peer):
         super().__init__(endpoint, settings.ipc, name.encode(), front.ToGateway, front.ToScheduler)
         self.name, self.epoch = name, epoch
 
-    def greet(self, major: int = PROTOCOL_MAJOR, fingerprint: str = "f00d") -> None:
-        self.send(front.GatewayHello(major, PROTOCOL_MINOR, (), self.name, self.epoch, fingerprint))
+    def greet(self, major: int = PROTOCOL_MAJOR, fingerprint: str = "f00d", *, minor: int = PROTOCOL_MINOR) -> None:
+        self.send(front.GatewayHello(major, minor, (), self.name, self.epoch, fingerprint))
+
+    def await_rest(self) -> None:
+        """Returns when the scheduler has told that it rests."""
+        for _ in range(20):
+            if self.receive(front.ReplicaBeat).next_in_ns:
+                return
+            self.send(front.GatewayBeat(self.epoch))
+        raise AssertionError("20 beats, and no rest")
 
     def submit(self, handle: int, **fields: Any) -> None:
         given = {"tenant": "t", "request_id": f"r{handle}", "digest": bytes(16), "prompt": pack_u32([5, 6, 7])}
@@ -114,7 +122,12 @@ class Worker(Peer):
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
-    ipc = IpcSettings(run_dir=str(tmp_path / "run"), heartbeat_interval_s=0.1, heartbeat_timeout_s=30.0)
+    ipc = IpcSettings(
+        run_dir=str(tmp_path / "run"),
+        heartbeat_interval_s=0.1,
+        heartbeat_timeout_s=30.0,
+        idle_heartbeat_interval_s=0.2,
+    )
     return Settings(ipc=ipc, scheduler=SchedulerSettings(metrics_listen="127.0.0.1:0", drain_timeout_s=1.0))
 
 

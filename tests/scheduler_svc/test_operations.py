@@ -250,7 +250,7 @@ def test_processes_tell_who_they_are(start: New, new_gateway: New, new_worker: N
     gateway.greet()
     desk = Desk(gateway)
     reply = desk.ask(operator.ServerInfoQuery)
-    assert (reply.scheduler.ipc_version, reply.scheduler.version) == ("1.0", "0.1.0")
+    assert (reply.scheduler.ipc_version, reply.scheduler.version) == ("1.1", "0.1.0")
     (told,) = reply.workers
     assert (told.version, told.commit, told.pid) == ("9.9", "c0ffee", 77)
     assert told.uptime_ns > 5_000_000_000

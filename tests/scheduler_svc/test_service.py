@@ -177,6 +177,66 @@ def test_a_worker_without_a_connection_is_lost_at_once(start: New, new_gateway: 
     gateway.await_load(lambda load: load.worker_losses == 1, "a beat that tells of the loss")
 
 
+@pytest.fixture
+def resting(settings: Settings) -> Settings:
+    """Those of a scheduler that would rest for longer than any test lasts."""
+    return msgspec.structs.replace(
+        settings, ipc=msgspec.structs.replace(settings.ipc, heartbeat_timeout_s=1.0, idle_heartbeat_interval_s=60.0)
+    )
+
+
+def test_a_worker_that_dies_while_nothing_happens_is_lost_at_once(
+    start: New, resting: Settings, new_gateway: New, new_worker: New
+) -> None:
+    """The end of its connection is noticed, not its silence: the next beat may be a minute off."""
+    start(resting)
+    gateway, worker = new_gateway(), new_worker()
+    worker.join()
+    gateway.greet()
+    gateway.await_rest()
+    worker.close()
+    gateway.await_load(lambda load: load.worker_losses == 1, "a beat that tells of the loss")
+
+
+def test_a_worker_that_hangs_is_lost_as_soon_as_there_is_work(
+    start: New, resting: Settings, new_gateway: New, new_worker: New
+) -> None:
+    """It never answered the last beat before the rest; nobody needed it until the request came."""
+    start(resting)
+    gateway, worker = new_gateway(), new_worker()
+    worker.join()
+    gateway.greet()
+    gateway.await_rest()
+    gateway.submit(256)
+    worker.receive(device.Plan)
+    gateway.await_load(lambda load: load.worker_losses == 1, "a beat that tells of the loss")
+
+
+def test_a_peer_one_minor_behind_hears_beats_as_usual(
+    start: New, resting: Settings, new_gateway: New, new_worker: New
+) -> None:
+    """It would take the rest for silence."""
+    start(resting)
+    gateway, worker = new_gateway(), new_worker()
+    worker.join()
+    gateway.greet(minor=0)
+    for _ in range(6):
+        assert gateway.receive(front.ReplicaBeat).next_in_ns == 0
+        gateway.send(front.GatewayBeat(gateway.epoch))
+        worker.send(device.WorkerBeat(worker.epoch, 0, 0, 0))
+    gateway.greet()
+    gateway.await_rest()
+
+
+def test_a_resting_scheduler_is_live(start: New, resting: Settings, new_gateway: New) -> None:
+    service, _, _ = start(resting)
+    gateway = new_gateway()
+    gateway.greet()
+    gateway.await_rest()
+    assert service.state._rest_s > 0
+    assert service.state.live() == (True, "")
+
+
 def test_a_gateway_that_greets_again_starts_anew(start: New, new_gateway: New, new_worker: New) -> None:
     """A reconnect may have lost messages: the old attachment ends, and a new one gets everything from the start."""
     start()

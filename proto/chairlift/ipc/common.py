@@ -10,7 +10,8 @@ import enum
 import msgspec
 
 PROTOCOL_MAJOR = 1
-PROTOCOL_MINOR = 0
+PROTOCOL_MINOR = 1
+"""1: a beat of the scheduler says when the next one comes."""
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -70,7 +70,7 @@ class WorkerHello(Message, tag=10, frozen=True):
 
 
 class WorkerBeat(Message, tag=11, frozen=True):
-    """From the worker's heartbeat thread, on a socket of its own: proves life and shows progress."""
+    """Proves life and shows progress: while a step is in work from the heartbeat thread, on a socket of its own."""
 
     worker_epoch: int
     rank: int
@@ -168,6 +168,8 @@ class SchedulerBeat(Message, tag=31, frozen=True):
     """Proves the scheduler alive, and of which life."""
 
     epoch: int
+    next_in_ns: int = 0
+    """When the next one comes, unless something happens before; 0: at the usual interval."""
 
 
 class BoardedRow(Message, frozen=True):

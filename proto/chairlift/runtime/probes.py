@@ -24,12 +24,13 @@ class ProcessState:
         self._clock = clock
         self._stale_after_s = stale_after_s
         self._turned = clock()
+        self._rest_s = 0.0
         self._reason = "starting"
         self._ready = False
 
-    def turned(self) -> None:
-        """The loop went round once more."""
-        self._turned = self._clock()
+    def turned(self, rest_s: float = 0.0) -> None:
+        """The loop went round once more, and will again within `rest_s`, whether or not anything happens."""
+        self._turned, self._rest_s = self._clock(), rest_s
 
     def set_ready(self, ready: bool, reason: str = "") -> None:
         """Whether requests can be served, and if not, why."""
@@ -38,7 +39,9 @@ class ProcessState:
     def live(self) -> tuple[bool, str]:
         """(live, reason if not)."""
         age = self._clock() - self._turned
-        return (True, "") if age < self._stale_after_s else (False, f"loop has not turned for {age:.1f} s")
+        return (
+            (True, "") if age < self._rest_s + self._stale_after_s else (False, f"loop has not turned for {age:.1f} s")
+        )
 
     def ready(self) -> tuple[bool, str]:
         """(ready, reason if not)."""

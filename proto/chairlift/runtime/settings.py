@@ -88,11 +88,16 @@ class IpcSettings(_Section, frozen=True):
     ] = None
     heartbeat_interval_s: Annotated[
         Seconds,
-        Meta(
-            description="How often the scheduler says that it lives, which the others answer; half as often while it "
-            "has no request."
-        ),
+        Meta(description="How often the scheduler says that it lives, which the others answer."),
     ] = 0.5
+    idle_heartbeat_interval_s: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=60,
+            description="The same while it has no request and nothing happens: so much later is silence noticed then.",
+        ),
+    ] = 10.0
     heartbeat_timeout_s: Annotated[Seconds, Meta(description="Silence after which a peer counts as lost.")] = 2.0
     max_message_bytes: Annotated[Bytes, Meta(description="Largest frame taken from a link.")] = 64 << 20
     send_queue_messages: Annotated[Count, Meta(description="Messages queued to one peer before it counts as lost.")] = (

@@ -128,9 +128,10 @@ class DisconnectWatch:
         return is_lost
 
     def close(self) -> None:
-        """Stops listening."""
-        self._watched.disable_monitor()
-        self.socket.close(linger=0)
+        """Stops listening. A second time does nothing."""
+        if not self.socket.closed:
+            self._watched.disable_monitor()
+            self.socket.close(linger=0)
 
 
 def _is_encrypted(endpoint: str, settings: IpcSettings) -> bool:

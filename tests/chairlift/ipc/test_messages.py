@@ -54,7 +54,7 @@ def _samples() -> list[tuple[Any, Any]]:
         (work, common.HelloWanted(1)),
         (work, common.HelloRefused("VERSION_MISMATCH", "no")),
         (work, device.SchedulerGreeting(1, 0, (12,), 8)),
-        (work, device.SchedulerBeat(8)),
+        (work, device.SchedulerBeat(8, 10)),
         (work, device.Plan(9, 1, True, b"", (row,), pack_u32([0, 5]), b"", b"", b"", b"", pack_u32([0, 2]))),
         (work, device.LogLevel("debug")),
         (up, front.GatewayHello(1, 0, (70,), "g", 5, "f00d")),
@@ -94,7 +94,7 @@ def _samples() -> list[tuple[Any, Any]]:
         (down, operator.InspectReply(10, ROW, ((1, 5),), 1, 1, 0, (CHOICE,), 8, 1)),
         (down, operator.ServerInfoReply(11, FACTS, (FACTS,))),
         (down, operator.IterationReport(6, ITERATION)),
-        (down, front.ReplicaBeat(6, front.Load(running=1))),
+        (down, front.ReplicaBeat(6, front.Load(running=1), 10)),
     ]
 
 
@@ -140,6 +140,18 @@ def test_an_older_minor_may_lack_appended_fields() -> None:
     """A peer one minor behind sends fewer fields; those with defaults take them."""
     frame = msgspec.msgpack.encode([51, 256, "t", "r", bytes(16), pack_u32([1])])
     assert front.to_scheduler_codec().decode(frame) == front.Submit(256, "t", "r", bytes(16), pack_u32([1]))
+
+
+@pytest.mark.parametrize(
+    ("union", "name", "frame"),
+    [
+        (device.ToWorker, "SchedulerBeat", "921f08"),
+        (front.ToGateway, "ReplicaBeat", "935206dc001901000000000000000000000000000000000000000000000001"),
+    ],
+)
+def test_a_beat_of_version_1_0_tells_nothing_of_the_next_one(union: Any, name: str, frame: str) -> None:
+    beat = Codec(union).decode(bytes.fromhex(frame))
+    assert (type(beat).__name__, beat.next_in_ns) == (name, 0)
 
 
 def test_codec_announces_its_tags() -> None:

@@ -54,6 +54,20 @@ def test_probes_follow_the_loop() -> None:
         server.close()
 
 
+def test_a_loop_that_rests_is_live_until_it_oversleeps() -> None:
+    """An idle loop has no other reason to turn; one that does not come back when it said is as dead as any."""
+    clock = [0.0]
+    state = ProcessState(stale_after_s=5, clock=lambda: clock[0])
+    state.turned(rest_s=10)
+    clock[0] = 14.9
+    assert state.live() == (True, "")
+    clock[0] = 15.0
+    assert state.live() == (False, "loop has not turned for 15.0 s")
+    state.turned()
+    clock[0] = 20.0
+    assert not state.live()[0], "a rest that was over does not count for the next turn"
+
+
 def test_a_prober_may_ask_again_over_one_connection() -> None:
     """A supervisor asks for years: a connection and a thread each time were most of what an idle process did."""
     state = ProcessState()

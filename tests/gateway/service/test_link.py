@@ -22,7 +22,7 @@ def _request(**fields: Any) -> pb.GenerateRequest:
 
 async def test_greets_with_version_tags_and_fingerprint(rig: Any, model_info: front.ModelInfo) -> None:
     (hello,) = rig.scheduler.hellos
-    assert (hello.major, hello.minor, hello.fingerprint) == (1, 0, model_info.fingerprint)
+    assert (hello.major, hello.minor, hello.fingerprint) == (1, 1, model_info.fingerprint)
     assert set(front.to_gateway_codec().tags) == set(hello.tags)
     assert hello.gateway_epoch > 0
 
@@ -140,6 +140,23 @@ async def test_a_silent_scheduler_counts_as_lost(start_rig: Any, settings: Any, 
         again = await rig.scheduler.accept()
         rig.scheduler.finish(again.handle, 1)
         assert (await rig.caller.events(call))[-1].finished.usage.output_tokens == 1
+
+
+async def test_a_scheduler_that_rests_is_not_silent_until_it_is_asked(start_rig: Any, settings: Any) -> None:
+    ipc = msgspec.structs.replace(settings.ipc, heartbeat_timeout_s=0.3)
+    async with start_rig(ipc=ipc) as rig:
+        rig.scheduler.be_quiet()
+        rig.scheduler.send(front.ReplicaBeat(rig.scheduler.epoch, front.Load(running=3), 60_000_000_000))
+        link = rig.service._replicas.links[0]
+        await rig.until(lambda: link.load.running == 3)
+        assert link.silence_s < -50
+        rig.scheduler.freeze()
+        call = rig.stub.Generate(_request())
+        await rig.until(lambda: not rig.service.state.ready()[0])
+        call.cancel()
+        await rig.scheduler.stop()
+        await rig.scheduler.start_again()
+        await rig.until(lambda: rig.service.state.ready()[0])
 
 
 async def test_beats_are_answered_and_sent_unasked(start_rig: Any, settings: Any) -> None:

@@ -235,7 +235,7 @@ async def test_server_info_names_the_processes(rig: Any) -> None:
     info = await asked
     assert info.gateway_id == rig.scheduler.hellos[0].gateway_id
     assert info.gateway.epoch == rig.scheduler.hellos[0].gateway_epoch
-    assert (info.gateway.ipc_version, info.gateway.uptime_ms > 0) == ("1.0", True)
+    assert (info.gateway.ipc_version, info.gateway.uptime_ms > 0) == ("1.1", True)
     (replica,) = info.replicas
     assert (replica.replica_id, replica.model, replica.scheduler.commit) == ("replica-0", "bytes", "c0ffee")
     assert [(one.epoch, one.pid) for one in replica.workers] == [(9, 13)]

@@ -66,6 +66,10 @@ class FakeScheduler:
             assert isinstance(message, skipping), message
         raise AssertionError(f"no {kind.__name__} came")
 
+    def hears_nothing(self, for_ms: int) -> bool:
+        """Whether no message comes for so long; the first that comes is thrown away."""
+        return not self._socket.poll(for_ms) or not self._socket.recv_multipart()
+
     def send(self, message: device.ToWorker) -> None:
         self.send_raw(self._out.encode(message))
 

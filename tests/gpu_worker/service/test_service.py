@@ -126,6 +126,20 @@ def test_readiness_follows_the_scheduler(new_scheduler: Any, new_worker: Any, un
     until(lambda: probe(worker, "/readyz")[0] == 200, "ready again")
 
 
+def test_a_scheduler_that_rests_is_heard(new_scheduler: Any, new_worker: Any, until: Any) -> None:
+    """It says so, and nobody waits for its beats or beats unasked meanwhile; a result that is sent ends that."""
+    worker, scheduler = new_worker(heartbeat_timeout_s=0.3), new_scheduler()
+    scheduler.greet()
+    until(lambda: probe(worker, "/readyz")[0] == 503, "not ready once the scheduler is silent")
+    scheduler.send(device.SchedulerBeat(9, 60_000_000_000))
+    until(lambda: probe(worker, "/readyz")[0] == 200, "ready again")
+    until(lambda: scheduler.hears_nothing(for_ms=600), "twice the time-out without a beat")
+    assert probe(worker, "/readyz")[0] == 200
+    scheduler.send(snapshot(worker.service._epoch))
+    scheduler.receive(device.StepDone)
+    until(lambda: probe(worker, "/readyz")[0] == 503, "silent")
+
+
 def test_refusal_ends_the_process_loudly(
     new_scheduler: Any, new_worker: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
