@@ -7,7 +7,14 @@ from collections.abc import Sequence
 from chairlift.runtime.addresses import AddressError
 from chairlift.runtime.lean_memory import limit_arenas
 from chairlift.runtime.model_source import ModelNotFoundError, ModelSource, resolve_model
-from chairlift.runtime.process import ExitCode, StopSignal, allow_descriptors, die_with_parent, stop_on_signals
+from chairlift.runtime.process import (
+    ExitCode,
+    StopSignal,
+    allow_descriptors,
+    die_with_parent,
+    patient_threads,
+    stop_on_signals,
+)
 from chairlift.runtime.settings import Settings
 from chairlift.runtime.settings_loader import parse_settings
 from chairlift.runtime.sockets import EndpointError
@@ -19,6 +26,8 @@ from gateway.text.errors import ChatTemplateError, ModelTextError
 from gateway.text.model_text import ModelText, load_model_text
 
 _NUM_DESCRIPTORS = 65_536
+_GRPC_SLACK_S = 1.0
+"""Its own timers are keepalive, connections' age and deadlines, which calls do not wait for: the gateway ends them."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -39,7 +48,10 @@ def main(argv: Sequence[str]) -> int:
 
 async def _run(settings: Settings, source: ModelSource, text: ModelText, stop: StopSignal) -> ExitCode:
     try:
-        service = GatewayService(settings, source, text, open_tracing("gateway"))
+        tracing = open_tracing("gateway")
+        # gRPC's threads start here. They look for work several times a second, although work wakes them when it comes.
+        with patient_threads(_GRPC_SLACK_S):
+            service = GatewayService(settings, source, text, tracing)
     except (AddressError, EndpointError, SecretsError) as error:
         return give_up(ExitCode.USAGE, "gateway_cannot_start", error)
     try:

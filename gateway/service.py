@@ -13,6 +13,7 @@ from chairlift.runtime.addresses import parse_address
 from chairlift.runtime.aside import run_aside
 from chairlift.runtime.exposure import gateway_addresses
 from chairlift.runtime.lean_memory import settle
+from chairlift.runtime.life_sign import LifeSign
 from chairlift.runtime.metric_table import (
     GATEWAY_MALFORMED,
     OPEN_STREAMS,
@@ -74,7 +75,7 @@ class GatewayService:
         epoch = new_epoch()
         name = f"gateway-{own.index}@{socket.gethostname()}"
         self._identity = GatewayIdentity(name, epoch, time.monotonic_ns())
-        self.state = ProcessState()
+        self.state = ProcessState(sign=LifeSign.inherited())
         self._gate = Gate(own.max_concurrent_streams)
         self._health = Health()
         self._changed = asyncio.Event()

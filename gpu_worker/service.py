@@ -13,6 +13,7 @@ import zmq
 
 from chairlift.ipc.device import StepDone, WorkerBye
 from chairlift.runtime.lean_memory import settle
+from chairlift.runtime.life_sign import LifeSign
 from chairlift.runtime.probes import ProbeServer, ProcessState
 from chairlift.runtime.process import ExitCode, StopSignal, new_epoch
 from chairlift.runtime.settings import Settings
@@ -63,7 +64,7 @@ class WorkerService:
         self._epoch = new_epoch()
         self._progress = Progress()
         self._largest_step_ns = 0
-        self.state = ProcessState(settings.worker.stuck_stage_timeout_s)
+        self.state = ProcessState(settings.worker.stuck_stage_timeout_s, sign=LifeSign.inherited())
         listen = settings.worker.metrics_listen
         self._metrics = WorkerMetrics(tracing)
         self._probes = ProbeServer(listen, self.state, self._metrics.exposition) if listen else None

@@ -14,6 +14,7 @@ import zmq
 from chairlift.ipc import device, front
 from chairlift.runtime import sockets
 from chairlift.runtime.lean_memory import settle
+from chairlift.runtime.life_sign import LifeSign
 from chairlift.runtime.probes import ProbeServer, ProcessState
 from chairlift.runtime.process import StopSignal, new_epoch
 from chairlift.runtime.pulse import Rhythm
@@ -60,7 +61,7 @@ class SchedulerService:
         self._poller = zmq.Poller()
         try:
             self._gateways, self._workers, self._losses = self._bind(settings.ipc)
-            self.state = ProcessState()
+            self.state = ProcessState(sign=LifeSign.inherited())
             self.state.set_ready(False, "no worker yet")
             listen = settings.scheduler.metrics_listen
             self._metrics = SchedulerMetrics(tracing, settings.telemetry.max_tenant_series)

@@ -15,6 +15,7 @@ import msgspec
 
 from chairlift.runtime.addresses import Address
 from chairlift.runtime.aside import run_aside
+from chairlift.runtime.life_sign import LIFE_SIGN_ENV, LifeSign, open_life_sign_memory
 from chairlift.runtime.process import PARENT_PID_ENV, ExitCode
 
 
@@ -24,7 +25,7 @@ class Launch(msgspec.Struct, frozen=True):
     argv: tuple[str, ...]
     environ: Mapping[str, str]
     probe: Address
-    """Its HTTP port with ``/readyz``."""
+    """Its HTTP port with ``/readyz`` and ``/livez``."""
 
 
 class ChildSpec(msgspec.Struct, frozen=True):
@@ -50,24 +51,30 @@ class ChildSpec(msgspec.Struct, frozen=True):
 class ChildProcess:
     """A started child."""
 
-    def __init__(self, spec: ChildSpec, launch: Launch, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, spec: ChildSpec, launch: Launch, process: asyncio.subprocess.Process, sign: LifeSign) -> None:
         self.spec = spec
         self.launch = launch
         self.was_ready = False
         self._process = process
+        self._sign = sign
 
     @classmethod
     async def start(cls, spec: ChildSpec) -> "ChildProcess":
         """Starts one. What it writes goes to this process's stderr. Raises OSError when it cannot be started."""
         launch = spec.prepare()
-        process = await asyncio.create_subprocess_exec(
-            *launch.argv,
-            env={**launch.environ, PARENT_PID_ENV: str(os.getpid())},
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=sys.stderr,
-            start_new_session=True,
-        )
-        return cls(spec, launch, process)
+        descriptor = open_life_sign_memory()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *launch.argv,
+                env={**launch.environ, PARENT_PID_ENV: str(os.getpid()), LIFE_SIGN_ENV: str(descriptor)},
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=sys.stderr,
+                start_new_session=True,
+                pass_fds=(descriptor,),
+            )
+            return cls(spec, launch, process, LifeSign(descriptor))
+        finally:
+            os.close(descriptor)
 
     @property
     def pid(self) -> int:
@@ -78,6 +85,11 @@ class ChildProcess:
     def is_running(self) -> bool:
         """Whether it has not ended yet."""
         return self._process.returncode is None
+
+    @property
+    def lives_until(self) -> float:
+        """Until when its own loop has shown that it turns (monotonic seconds); 0 before it has begun to."""
+        return self._sign.until
 
     @property
     def is_stopped(self) -> bool:

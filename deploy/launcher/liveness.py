@@ -18,7 +18,7 @@ class Silence(msgspec.Struct, frozen=True):
 class Liveness:
     """Of one child since its start.
 
-    Its silence begins with the first probe that fails, not with the last that did not: time in which the supervisor
+    Its silence begins with the first look that finds no sign, not with the last that did: time in which the supervisor
     itself stood still is not held against the child. A child that has never been ready may be silent for
     `start_timeout_s`, since imports and compilers let nobody else have a turn. Where most children are silent together
     the machine is more likely at fault than any of them, and to load a model again would not help it: each may be
@@ -31,11 +31,11 @@ class Liveness:
 
     @property
     def is_silent(self) -> bool:
-        """Whether the last probe failed."""
+        """Whether the last look found no sign."""
         return self._silent_since is not None
 
     def note(self, now: float, *, is_live: bool, was_ready: bool, are_most_silent: bool = False) -> Silence | None:
-        """Takes the outcome of a probe that began at `now` (monotonic seconds). The silence if it lasts too long."""
+        """Takes what a look found at `now` (monotonic seconds). The silence if it lasts too long."""
         if is_live:
             self._silent_since = None
             return None

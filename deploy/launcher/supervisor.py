@@ -1,7 +1,7 @@
 """Keeps a set of child processes running: start in stages, restart with back-off, give up loudly, drain in order.
 
-A child that has ended is started again, and so is one that hangs: it is killed when its own ``/livez`` has said no, or
-nothing, for too long.
+A child that has ended is started again, and so is one that hangs: it is killed when for too long it has not shown that
+its loop turns (`LifeSign`).
 
 Knows children by `ChildSpec` only, not what they do. Everything runs on one event loop in the main thread: the kernel
 ties the children's lives to the thread that started them.
@@ -10,20 +10,19 @@ ties the children's lives to the thread that started them.
 import asyncio
 import time
 from collections.abc import Coroutine, Sequence
-from contextlib import closing
 
 from chairlift.runtime.process import ExitCode
 from chairlift.runtime.settings import SupervisorSettings
 from deploy.launcher.child import ChildProcess, ChildSpec, can_restart_help, describe_end
 from deploy.launcher.liveness import Liveness, Silence
-from deploy.launcher.probe import LiveProbe, ask_ready
+from deploy.launcher.probe import ask_live, ask_ready
 from deploy.launcher.progress import Progress
 from deploy.launcher.restart import VERDICT_DEATHS, RestartBudget
 
 PROBE_INTERVAL_S = 0.1
 LIVENESS_INTERVAL_S = 5.0
 SILENCE_INTERVAL_S = 1.0
-"""While the last probe failed."""
+"""While it shows none."""
 STOPPED_INTERVAL_S = 0.2
 
 
@@ -161,20 +160,20 @@ class Supervisor:
         """Returns when `child` hangs, and has killed it."""
         liveness = self._liveness[child.spec.name] = Liveness(self._settings)
         most_s = self._settings.hang_timeout_s / 4
-        with closing(LiveProbe(child.launch.probe)) as probe:
-            while True:
-                asked = time.monotonic()
-                answer = await probe.ask()
-                silence = liveness.note(
-                    asked, is_live=answer.is_yes, was_ready=child.was_ready, are_most_silent=self._are_most_silent()
-                )
-                if silence is not None:
-                    self._progress.hung(child.spec.name, silence, answer.reason)
-                    child.kill()
-                    return
-                pause_s = min(most_s, LIVENESS_INTERVAL_S if answer.is_yes else SILENCE_INTERVAL_S)
-                # At the same times for all children: one wake for all of them.
-                await asyncio.sleep(pause_s - time.monotonic() % pause_s)
+        while True:
+            now = time.monotonic()
+            is_live = child.lives_until > now
+            silence = liveness.note(
+                now, is_live=is_live, was_ready=child.was_ready, are_most_silent=self._are_most_silent()
+            )
+            if silence is not None:
+                answer = await ask_live(child.launch.probe)
+                self._progress.hung(child.spec.name, silence, answer.reason)
+                child.kill()
+                return
+            pause_s = min(most_s, LIVENESS_INTERVAL_S if is_live else SILENCE_INTERVAL_S)
+            # At the same times for all children: one wake for all of them.
+            await asyncio.sleep(pause_s - now % pause_s)
 
     def _are_most_silent(self) -> bool:
         """Of three children or more that were ready."""

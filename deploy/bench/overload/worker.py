@@ -14,6 +14,7 @@ import zmq
 from chairlift.ipc import device
 from chairlift.ipc.common import PROTOCOL_MAJOR, PROTOCOL_MINOR, HelloWanted
 from chairlift.ipc.tokens import pack_u32, unpack_u32
+from chairlift.runtime.life_sign import LifeSign
 from chairlift.runtime.model_source import fingerprint_model, resolve_model
 from chairlift.runtime.probes import ProbeServer, ProcessState
 from chairlift.runtime.process import StopSignal, die_with_parent, new_epoch, stop_on_signals
@@ -123,7 +124,7 @@ def main(argv: Sequence[str]) -> int:
     """Runs until SIGTERM."""
     die_with_parent()
     settings = parse_settings(argv, "stand-in worker")
-    state = ProcessState()
+    state = ProcessState(sign=LifeSign.inherited())
     probes = ProbeServer(settings.worker.metrics_listen, state)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     socket = connect_dealer(context, worker_endpoint(settings.ipc), settings.ipc, b"worker-stand-in")

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 
 from chairlift.runtime.addresses import parse_address
+from chairlift.runtime.life_sign import LifeSign
 from chairlift.runtime.plain_http import PlainHttpServer, Response
 
 EXPOSITION_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -18,19 +19,27 @@ STALE_AFTER_S = 5.0
 
 
 class ProcessState:
-    """What a process says of itself. Written by its loop, read by the probe's thread."""
+    """What a process says of itself. Written by its loop, read by the probe's thread and by its supervisor."""
 
-    def __init__(self, stale_after_s: float = STALE_AFTER_S, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        stale_after_s: float = STALE_AFTER_S,
+        clock: Callable[[], float] = time.monotonic,
+        sign: LifeSign | None = None,
+    ) -> None:
+        """`sign` shows a supervisor what `live` answers."""
         self._clock = clock
         self._stale_after_s = stale_after_s
-        self._turned = clock()
-        self._rest_s = 0.0
+        self._sign = sign
+        self.turned()
         self._reason = "starting"
         self._ready = False
 
     def turned(self, rest_s: float = 0.0) -> None:
         """The loop went round once more, and will again within `rest_s`, whether or not anything happens."""
         self._turned, self._rest_s = self._clock(), rest_s
+        if self._sign is not None:
+            self._sign.show(self._turned + rest_s + self._stale_after_s)
 
     def set_ready(self, ready: bool, reason: str = "") -> None:
         """Whether requests can be served, and if not, why."""

@@ -18,6 +18,7 @@ PARENT_PID_ENV = "CHAIRLIFT_PARENT_PID"
 """Set by a supervisor that wants its children to die with it: its own process id."""
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_TIMERSLACK = 29
 
 
 class ExitCode(enum.IntEnum):
@@ -40,6 +41,7 @@ class StopSignal:
 
     def __init__(self) -> None:
         self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC) if hasattr(os, "pipe2") else os.pipe()
+        os.set_blocking(self._writer, False)
         self.requested = False
 
     def fileno(self) -> int:
@@ -57,6 +59,15 @@ class StopSignal:
         os.close(self._reader)
         os.close(self._writer)
 
+    @contextmanager
+    def _hearing_signals(self) -> Iterator[None]:
+        """A signal writes to the pipe by itself: Python's handler has no turn once a poller has begun to wait."""
+        earlier = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(earlier)
+
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         if self.requested:
             signal.signal(number, signal.SIG_DFL)
@@ -71,7 +82,8 @@ def stop_on_signals() -> Iterator[StopSignal]:
     numbers = (signal.SIGTERM, signal.SIGINT)
     earlier = {number: signal.signal(number, stop._on_signal) for number in numbers}
     try:
-        yield stop
+        with stop._hearing_signals():
+            yield stop
     finally:
         for number, handler in earlier.items():
             signal.signal(number, handler)
@@ -93,6 +105,27 @@ def die_with_parent() -> None:
             raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     if os.getppid() != int(expected):
         raise SystemExit(f"the parent process {expected} is gone")
+
+
+@contextmanager
+def patient_threads(slack_s: float) -> Iterator[None]:
+    """Lets threads that this one starts meanwhile, and those that they start, be woken so much later than they ask for.
+
+    The kernel then wakes them together (Linux; elsewhere nothing changes). Whatever happens wakes them at once as ever.
+    """
+    _set_timer_slack(round(slack_s * 1e9))
+    try:
+        yield
+    finally:
+        # 0: back to what this thread began with.
+        _set_timer_slack(0)
+
+
+def _set_timer_slack(slack_ns: int) -> None:
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(slack_ns), 0, 0, 0) != 0:
+            raise OSError(ctypes.get_errno(), "prctl(PR_SET_TIMERSLACK) failed")
 
 
 def allow_descriptors(count: int) -> None:

@@ -150,7 +150,8 @@ def test_an_older_minor_may_lack_appended_fields() -> None:
     ],
 )
 def test_a_beat_of_version_1_0_tells_nothing_of_the_next_one(union: Any, name: str, frame: str) -> None:
-    beat = Codec(union).decode(bytes.fromhex(frame))
+    codec: Codec[Any] = Codec(union)
+    beat = codec.decode(bytes.fromhex(frame))
     assert (type(beat).__name__, beat.next_in_ns) == (name, 0)
 
 

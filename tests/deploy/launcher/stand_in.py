@@ -4,7 +4,7 @@
 
 Writes a line to LOG for what happens to it. BEHAVIOUR: `serve`, `loading` (never ready), `crash` (dies), `crash-once`,
 `stubborn` (ignores SIGTERM), `family` (has a child of its own), `exit:N` (ends at once with code N).
-At SIGUSR1 its loop no longer turns.
+At SIGUSR1 it hangs, and has done so for an age.
 """
 
 import os
@@ -12,8 +12,10 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+from chairlift.runtime.life_sign import LifeSign
 from chairlift.runtime.probes import ProbeServer, ProcessState
 from chairlift.runtime.process import die_with_parent, stop_on_signals
 
@@ -34,9 +36,13 @@ def main(port: str, log: str, name: str, behaviour: str = "serve") -> int:
     if behaviour == "family":
         relative = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
         note(f"start {relative.pid}")
-    hung_for_s: list[float] = []
-    signal.signal(signal.SIGUSR1, lambda *_: hung_for_s.append(1e9))
-    state = ProcessState(stale_after_s=1e9, clock=lambda: sum(hung_for_s))
+    state = ProcessState(stale_after_s=1e9, sign=LifeSign.inherited())
+
+    def hang(*_: object) -> None:
+        state.turned(rest_s=-2e9)
+        time.sleep(1e6)
+
+    signal.signal(signal.SIGUSR1, hang)
     probes = ProbeServer(f"127.0.0.1:{port}", state)
     with stop_on_signals() as stop:
         if behaviour == "stubborn":

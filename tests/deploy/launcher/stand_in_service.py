@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from chairlift.runtime.addresses import parse_address
+from chairlift.runtime.life_sign import LifeSign
 from chairlift.runtime.probes import ProbeServer, ProcessState
 from chairlift.runtime.process import die_with_parent, stop_on_signals
 from chairlift.runtime.settings_loader import parse_settings
@@ -21,7 +22,7 @@ def main() -> int:
     (name,) = (name for name, listen in listens.items() if not listen.endswith(":0"))
     with Path(os.environ["STAND_IN_LOG"]).open("a") as log:
         log.write(f"{name} start {os.getpid()}\n")
-    state = ProcessState(stale_after_s=1e9)
+    state = ProcessState(stale_after_s=1e9, sign=LifeSign.inherited())
     state.set_ready(True)
     offset = settings.gateway.index if name == "gateway" else 0
     probes = ProbeServer(str(parse_address(listens[name], f"{name}.metrics_listen", offset)), state)
