@@ -1,7 +1,6 @@
 // Products of bf16 on AMX tiles: 16 outputs by 16 rows at a time, 64 bytes of inputs a step.
 //
-// A tile instruction sums in its own order, the same for every row: with AMX all batches take this way, or one
-// that sums alike (gemm_tile_row.h).
+// A tile instruction sums in its own order, the same for every row: with AMX all batches take this way, one row too.
 #pragma once
 
 #if defined(__AMX_BF16__)

@@ -10,7 +10,6 @@
 
 #include "gemm_amx.h"
 #include "gemm_amx_bytes.h"
-#include "gemm_tile_row.h"
 
 namespace cl {
 
@@ -35,13 +34,13 @@ class PanelTiles {
 
   void run() {
     switch (p_.linear.kind) {
-      case kWeightBf16: end_ - begin_ == 1 ? multiply_row() : multiply_numbers(); break;
+      case kWeightBf16: multiply_numbers(); break;
       case kWeightInt8: multiply_bytes(); break;
       case kWeightGroup8: multiply_groups<kWeightGroup8>(); break;
       case kWeightGroup4: multiply_groups<kWeightGroup4>(); break;
       default: multiply_groups<kWeightGroup41>();
     }
-    if (configured_) _tile_release();
+    _tile_release();
   }
 
  private:
@@ -64,11 +63,6 @@ class PanelTiles {
         if (is_last) finish_.run(row, rows, sums(row, 0));
       }
     });
-  }
-
-  void multiply_row() {
-    multiply_row_as_tiles(p_.input(begin_), p_.panel(0), p_.count, num_units(p_.linear) / 16, sums(begin_, 0));
-    finish_.run(begin_, 1, sums(begin_, 0));
   }
 
   // Where there are blocks enough to hide it, they share in asking for what is multiplied next: the first half of them
