@@ -128,7 +128,7 @@ def settings(tmp_path: Path) -> Settings:
         heartbeat_timeout_s=30.0,
         idle_heartbeat_interval_s=0.2,
     )
-    return Settings(ipc=ipc, scheduler=SchedulerSettings(metrics_listen="127.0.0.1:0", drain_timeout_s=1.0))
+    return Settings(ipc=ipc, scheduler=SchedulerSettings(metrics_listen="127.0.0.1:0", drain_timeout_s=0.2))
 
 
 @pytest.fixture

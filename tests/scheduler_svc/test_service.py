@@ -256,8 +256,11 @@ def test_a_gateway_that_greets_again_starts_anew(start: New, new_gateway: New, n
     assert list(unpack_u64(gateway.receive(front.Deltas).handles)) == [512]
 
 
-def test_drain_finishes_what_runs_and_refuses_what_comes(start: New, new_gateway: New, new_worker: New) -> None:
-    _, stop, thread = start()
+def test_drain_finishes_what_runs_and_refuses_what_comes(
+    start: New, settings: Settings, new_gateway: New, new_worker: New
+) -> None:
+    patient = msgspec.structs.replace(settings.scheduler, drain_timeout_s=20.0)
+    _, stop, thread = start(msgspec.structs.replace(settings, scheduler=patient))
     gateway, worker = new_gateway(), new_worker()
     worker.join()
     gateway.greet()

@@ -39,7 +39,7 @@ def trace(tmp_path: Path) -> str:
 
 
 def test_the_report_has_every_comparison_and_its_commands_are_understood(tmp_path: Path, trace: str) -> None:
-    path = write_report(tmp_path, trace, 24, _SPEED, {"cpu_s": 1.0, "wall_s": 2.0, "max_rss_mib": 3.0}, "")
+    path = write_report(tmp_path, trace, 16, _SPEED, {"cpu_s": 1.0, "wall_s": 2.0, "max_rss_mib": 3.0}, "")
     text = path.read_text()
     for title in ("Static against continuous", "Whole prefill", "inter-token latency", "fair shares", "swapping"):
         assert title in text
