@@ -4,6 +4,7 @@ The loop leaves a report here twice a second; a scrape reads the last one, and n
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import msgspec
 
@@ -48,7 +49,7 @@ class SchedulerMetrics:
         self._num_reports = 0
         self._metrics = ProcessMetrics("scheduler")
         for field, spec in table.SCHEDULER_READINGS.items():
-            self._metrics.observe(spec, lambda field=field: getattr(self.latest, field))  # type: ignore[misc]
+            self._metrics.observe(spec, partial(self._read_load, field))
         self._metrics.observe(table.KV_USAGE, lambda: self._share_of_blocks(self.latest.blocks_used))
         self._metrics.observe(table.KV_CACHED_SHARE, lambda: self._share_of_blocks(self.latest.blocks_cached))
         self._observe_figures()
@@ -86,8 +87,14 @@ class SchedulerMetrics:
             table.LOOP_BUSY: lambda figures: figures.busy_s,
         }
         for spec, read in readings.items():
-            self._metrics.observe(spec, lambda read=read: read(self._figures))  # type: ignore[misc]
+            self._metrics.observe(spec, partial(self._read_figures, read))
         self._metrics.observe(table.QUEUE_WAIT, lambda: self._figures.waits_s)
+
+    def _read_load(self, field: str) -> int:
+        return int(getattr(self.latest, field))
+
+    def _read_figures(self, read: Callable[[Figures], float]) -> float:
+        return read(self._figures)
 
     def _share_of_blocks(self, count: int) -> float:
         return count / self.latest.blocks_total if self.latest.blocks_total else 0.0

@@ -88,8 +88,7 @@ def _run(folder: Path, *, is_dry: bool, seed: int) -> int:
             continue
         try:
             part()
-        # One part's trouble must not cost the others their time on the machine.
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:  # noqa: BLE001 - one part's trouble must not cost the others their time
             report.fail(name, f"{type(error).__name__}: {str(error).strip()[-400:]}")
         if not is_dry:
             torch.cuda.empty_cache()

@@ -8,6 +8,7 @@ within the worker's one call a step: with tensors made and looked at before each
 import ctypes
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -40,7 +41,7 @@ class Case:
     """One kernel at one shape."""
 
     name: str
-    run: Callable[[], None]
+    run: Callable[[], object]
     num_bytes: float
     """That must move: weights, or keys and values, or rows in and out."""
     operations: float
@@ -162,19 +163,16 @@ def _small_cases(kernels: CpuKernels) -> Iterator[Case]:
         places = torch.arange(rows)
         slots = TokenSlots(torch.randn(rows, HEADS.head_dim), places // BLOCK_SIZE, places % BLOCK_SIZE)
         actions: dict[str, tuple[Callable[[], object], int]] = {
-            "add + RMS norm": (lambda x=x, r=residual: ops.add_rms_norm(x, r, weight, 1e-5), 8 * HIDDEN),  # type: ignore[misc]
-            "SiLU * mul": (lambda g=gate_up: ops.silu_mul(g), 6 * INTERMEDIATE),  # type: ignore[misc]
-            "rotary + KV write": (
-                lambda q=qkv, s=slots, p=pages: ops.rotate_and_store(q, HEADS, None, s, p[0], p[1]),  # type: ignore[misc]
-                4 * QKV,
-            ),
+            "add + RMS norm": (partial(ops.add_rms_norm, x, residual, weight, 1e-5), 8 * HIDDEN),
+            "SiLU * mul": (partial(ops.silu_mul, gate_up), 6 * INTERMEDIATE),
+            "rotary + KV write": (partial(ops.rotate_and_store, qkv, HEADS, None, slots, pages[0], pages[1]), 4 * QKV),
         }
         for name, (action, row_bytes) in actions.items():
             yield Case(f"{name} rows={rows}", _layered(action), LAYERS * rows * row_bytes, 0.0, "float32_gflop_s")
         logits = torch.randn(rows, VOCABULARY)
         yield Case(
             f"greedy rows={rows}",
-            lambda logits=logits: _discard(greedy_rows(kernels.library, kernels.team, logits)),  # type: ignore[misc]
+            partial(greedy_rows, kernels.library, kernels.team, logits),
             4 * rows * VOCABULARY,
             0.0,
             "float32_gflop_s",
@@ -187,7 +185,3 @@ def _layered(action: Callable[[], object]) -> Callable[[], None]:
             action()
 
     return run
-
-
-def _discard(_: object) -> None:
-    """Results are for nobody."""

@@ -44,7 +44,7 @@ class Bench:
     """One core with a batch of one size, driven step by step."""
 
     def __init__(self, num_seqs: int, *, max_step: int = 8192, is_recorded: bool = False, **knobs: Any) -> None:
-        self.random = random.Random(0)  # noqa: S311 - the same load in every run
+        self.random = random.Random(0)
         geometry = device.Geometry(
             "bench", "f", VOCAB_SIZE, 1 << 17, (2,), 16, 160 * num_seqs + 40_000, 0, num_seqs, max_step, 4, "bfloat16"
         )

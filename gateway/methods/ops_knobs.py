@@ -3,6 +3,7 @@
 import math
 
 from google.protobuf.field_mask_pb2 import FieldMask
+from google.protobuf.message import Message
 
 from chairlift.ipc.operator import KnobValue, SchedulingKnobs
 from chairlift.v1 import ops_pb2 as pb
@@ -68,11 +69,11 @@ def read_changes(
     return tuple(changes.items())
 
 
-def _read(config: pb.SchedulingConfig, name: str, violations: Violations) -> KnobValue:
+def _read(config: Message, name: str, violations: Violations) -> KnobValue:
     field = f"config.{name}"
     if name == "tenants":
-        return tuple(config.tenants)
-    if not config.HasField(name):  # type: ignore[arg-type]  # the stub wants literals
+        return tuple(getattr(config, name))
+    if not config.HasField(name):
         violations.check(name in _DECIDED_BY_DEVICE, field, "is named by update_mask and has no value")
         return None
     value = getattr(config, name)

@@ -3,6 +3,7 @@
 import hashlib
 
 import msgspec
+from google.protobuf.message import Message
 
 from chairlift.v1 import inference_pb2 as pb
 from gateway.validation.limits import MAX_SALT_BYTES, RequestLimits
@@ -87,7 +88,7 @@ class _Scheduling:
         self.itl_slo_ns = self._duration(scheduling, "itl_slo", violations)
 
     @staticmethod
-    def _duration(scheduling: pb.Scheduling, name: str, violations: Violations) -> int | None:
-        if not scheduling.HasField(name):  # type: ignore[arg-type]  # the stub wants literals
+    def _duration(scheduling: Message, name: str, violations: Violations) -> int | None:
+        if not scheduling.HasField(name):
             return None
         return duration_ns(violations, getattr(scheduling, name), f"scheduling.{name}", may_be_zero=False)

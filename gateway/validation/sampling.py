@@ -2,6 +2,8 @@
 
 import math
 
+from google.protobuf.message import Message
+
 from chairlift.ipc.common import SamplingParams
 from chairlift.v1 import inference_pb2 as pb
 from gateway.validation.limits import (
@@ -99,7 +101,7 @@ def check_stop_rules(stopping: pb.Stopping, limits: RequestLimits, violations: V
 
 
 def _number(
-    sampling: pb.Sampling,
+    sampling: Message,
     name: str,
     default: float,
     violations: Violations,
@@ -109,7 +111,7 @@ def _number(
     is_above: bool = False,
 ) -> float:
     """A number between `low` (itself excluded where `is_above`) and `high`."""
-    if not sampling.HasField(name):  # type: ignore[arg-type]  # the stub wants literals
+    if not sampling.HasField(name):
         return default
     value = float(getattr(sampling, name))
     is_valid = math.isfinite(value) and (low < value if is_above else low <= value) and value <= high
@@ -164,8 +166,8 @@ def _check_token_id(token_id: int, path: str, limits: RequestLimits, violations:
     )
 
 
-def _num_logprobs(output: pb.Output, name: str, limits: RequestLimits, violations: Violations) -> int | None:
-    if not output.HasField(name):  # type: ignore[arg-type]  # the stub wants literals
+def _num_logprobs(output: Message, name: str, limits: RequestLimits, violations: Violations) -> int | None:
+    if not output.HasField(name):
         return None
     count = int(getattr(output, name))
     is_valid = violations.check(

@@ -124,7 +124,7 @@ class DeviceStep:
                 return lambda: elapsed
 
             return stop_now
-        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call] # untyped
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         first.record()
 
         def stop() -> Callable[[], int]:

@@ -22,7 +22,7 @@ class CudaGraphCapturer:
     """Captures with torch. All graphs share one pool: they never run at the same time."""
 
     def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call] # torch has no types here
+        self._stream = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
 
     def capture(self, body: Body) -> Body:

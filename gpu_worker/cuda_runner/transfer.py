@@ -38,7 +38,7 @@ class CudaMark:
 
     def is_done(self) -> bool:
         """As `Mark.is_done`."""
-        return bool(self.event.query())  # type: ignore[no-untyped-call] # torch has no types here
+        return bool(self.event.query())
 
 
 class PassedMark:
@@ -88,11 +88,7 @@ class Downloader:
 
     def __init__(self, num_words: int, device: torch.device) -> None:
         self._device = device
-        self._stream = (
-            torch.cuda.Stream(device)  # type: ignore[no-untyped-call] # torch has no types here
-            if device.type == "cuda"
-            else None
-        )
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._slots = [_Slot.make(num_words, device) for _ in range(IN_FLIGHT + 1)]
         self._next = 0
 
@@ -149,6 +145,6 @@ def mark(device: torch.device) -> Mark:
     """The point that the current stream has reached."""
     if device.type != "cuda":
         return PassedMark()
-    event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call] # torch has no types here
+    event = torch.cuda.Event(blocking=True)
     event.record(torch.cuda.current_stream(device))
     return CudaMark(event)

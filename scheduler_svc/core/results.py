@@ -16,7 +16,10 @@ from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.core.state import SchedulerState
 from scheduler_svc.core.steps import Step
 
-_END_REASONS = {device.EndKind.EOS: FinishReason.EOS, device.EndKind.STOP_TOKEN: FinishReason.STOP_TOKEN}
+_END_REASONS: dict[int, FinishReason] = {
+    device.EndKind.EOS: FinishReason.EOS,
+    device.EndKind.STOP_TOKEN: FinishReason.STOP_TOKEN,
+}
 
 
 _INDEX_STEPS = 32
@@ -88,7 +91,7 @@ def _checked_ends(step: Step, packed: bytes) -> list[tuple[int, FinishReason]]:
     found = []
     for at in range(0, len(pairs), 2):
         index, kind = pairs[at], pairs[at + 1]
-        reason = _END_REASONS.get(kind)  # type: ignore[call-overload]
+        reason = _END_REASONS.get(kind)
         if index >= step.num_sampled or reason is None:
             raise _BadResult("an end that no row has")
         found.append((index, reason))

@@ -29,7 +29,7 @@ class PromptMaker:
     """Makes packed u32 prompts of random ids below 2**32, equal where contents are."""
 
     def __init__(self, seed: int) -> None:
-        self._random = random.Random(seed)  # noqa: S311 - made-up prompts
+        self._random = random.Random(seed)
         self._seed = seed
         self._contents: OrderedDict[int, bytes] = OrderedDict()
 
@@ -42,7 +42,7 @@ class PromptMaker:
     def _content(self, number: int) -> bytes:
         content = self._contents.get(number)
         if content is None:
-            content = random.Random(f"{self._seed}/{number}").randbytes(4 * CONTENT_TOKENS)  # noqa: S311 - as above
+            content = random.Random(f"{self._seed}/{number}").randbytes(4 * CONTENT_TOKENS)
             self._contents[number] = content
             if len(self._contents) > _KEPT_CONTENTS:
                 self._contents.popitem(last=False)
@@ -81,7 +81,7 @@ def poisson(
     tenant: str = "tenant",
 ) -> Iterator[Arrival]:
     """`count` requests that arrive at random, `rate` a second in the mean."""
-    chance = random.Random(seed)  # noqa: S311 - seeded load
+    chance = random.Random(seed)
     at = 0.0
     for _ in range(count):
         at += chance.expovariate(rate)
@@ -97,7 +97,7 @@ def burst(
     outputs: LengthModel = CONVERSATION_OUTPUTS,
 ) -> Iterator[Arrival]:
     """The same mean rate in bursts of `size` at one moment."""
-    chance = random.Random(seed)  # noqa: S311 - seeded load
+    chance = random.Random(seed)
     at = 0.0
     for number in range(count):
         if number % size == 0:

@@ -35,9 +35,9 @@ def test_weights_that_cannot_fit_are_refused_before_they_are_read(card: None) ->
 
 
 def test_a_shortage_is_told_with_its_figures(card: None) -> None:
-    with pytest.raises(DeviceMemoryError, match="out of memory while loading weights; the device has 24576 MiB"):  # noqa: SIM117
-        with explained_shortage("loading weights", CUDA):
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
+    told = "out of memory while loading weights; the device has 24576 MiB"
+    with pytest.raises(DeviceMemoryError, match=told), explained_shortage("loading weights", CUDA):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
 
 
 def test_other_errors_pass(card: None) -> None:

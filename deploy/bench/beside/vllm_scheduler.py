@@ -78,7 +78,7 @@ class Driven:
     """One scheduler with all its seats taken."""
 
     def __init__(self, num_seqs: int, folder: str) -> None:
-        self._random = random.Random(0)  # noqa: S311 - the same load in every run
+        self._random = random.Random(0)
         self._scheduler, self._hasher = make_scheduler(num_seqs, folder)
         for number in range(num_seqs):
             self.add(str(number), 100 + number % 64)

@@ -60,7 +60,7 @@ SPACING_S = 11.0
 
 def plan_faults(seed: int, seconds: float, num_replicas: int, num_gateways: int) -> list[Fault]:
     """Faults in the order of their times, within `seconds`: whole rounds of every kind, shuffled, and part of one."""
-    chance = random.Random(seed)  # noqa: S311 - a schedule that can be repeated, no secret
+    chance = random.Random(seed)
     room = max(1.0, seconds - LEAD_S - TAIL_S)
     count = max(len(FaultKind), int(room / SPACING_S))
     kinds: list[FaultKind] = []

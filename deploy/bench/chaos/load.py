@@ -37,7 +37,7 @@ class Load:
         self._client = client
         self._jobs = jobs
         self._num_users = num_users
-        self._chance = random.Random(seed)  # noqa: S311 - a load that can be repeated, no secret
+        self._chance = random.Random(seed)
         self._is_over = False
         self.streams: list[Stream] = []
 

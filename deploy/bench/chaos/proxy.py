@@ -21,7 +21,7 @@ class FaultProxy:
         self.upstream = upstream
         self.delay_s = 0.0
         """Added to everything that passes from now on, which is cut into pieces meanwhile."""
-        self._chance = random.Random(seed)  # noqa: S311 - how bytes are cut, no secret
+        self._chance = random.Random(seed)
         self._is_open = asyncio.Event()
         self._is_open.set()
         self._pairs: set[_Pair] = set()

@@ -29,7 +29,7 @@ class Job(msgspec.Struct, frozen=True):
 
 def make_catalogue(seed: int, size: int) -> list[Job]:
     """`size` jobs that take turns in what they ask for."""
-    chance = random.Random(seed)  # noqa: S311 - a load that can be repeated, no secret
+    chance = random.Random(seed)
     kinds = list(_KINDS)
     return [_job(chance, number, kinds[number % len(kinds)]) for number in range(size)]
 

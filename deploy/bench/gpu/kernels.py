@@ -47,7 +47,7 @@ def make_kv(machine: Machine, shape: AttentionShape, kv_lens: list[int]) -> Page
 
 def check_kernels(machine: Machine, report: Report, seed: int) -> None:
     """Random shapes, new ones each run; the seed is reported so that a failure can be repeated."""
-    chosen = random.Random(seed)  # noqa: S311 - shapes of a test
+    chosen = random.Random(seed)
     torch.manual_seed(seed)
     report.add("correct", seed=seed)
     for name, check in _cases(machine, chosen):

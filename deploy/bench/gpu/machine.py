@@ -30,7 +30,7 @@ class Machine:
             replay()
         times = []
         for _ in range(repeats):
-            first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call] # untyped
+            first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             first.record()
             replay()
             last.record()
@@ -85,7 +85,7 @@ def describe_machine(machine: Machine, report: Report) -> None:
 
 
 def _captured(work: Work) -> Work:
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call] # torch has no types here
+    stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         work()

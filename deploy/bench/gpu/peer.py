@@ -28,12 +28,10 @@ def main() -> int:
         max_position_embeddings=2048,
     )
     torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call] # transformers has few types
-        config, dtype=torch.bfloat16, attn_implementation="sdpa"
-    )
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa")
     model = model.to("cuda").eval()
     prompts = torch.randint(3, _VOCAB_SIZE, (_NUM_PROMPTS, _PROMPT_LEN)).tolist()
-    options = transformers.GenerationConfig(  # type: ignore[no-untyped-call] # as above
+    options = transformers.GenerationConfig(
         max_new_tokens=_NEW_TOKENS, do_sample=False, eos_token_id=-1, pad_token_id=0
     )
     model.generate_batch(inputs=prompts[:4], generation_config=options, progress_bar=False)

@@ -75,7 +75,7 @@ def _dealt(arrivals: Iterator[Arrival], num_tenants: int, seed: int) -> Iterator
     if num_tenants == 1:
         yield from arrivals
         return
-    chance = random.Random(seed)  # noqa: S311 - seeded load
+    chance = random.Random(seed)
     names: Sequence[str] = [f"tenant-{number}" for number in range(1, num_tenants + 1)]
     shares = [1 / number for number in range(1, num_tenants + 1)]
     for arrival in arrivals:

@@ -49,6 +49,6 @@ class PeersWorkload(msgspec.Struct, frozen=True, kw_only=True):
                 yield self._session(_PREFILL_NUMBER, PREFILL_TOKENS, 1)
 
     def _session(self, number: int, prompt_tokens: int, output_tokens: int) -> Session:
-        source = random.Random(1_000_003 * self.repetition + 7919 * number + prompt_tokens)  # noqa: S311 - the definition
+        source = random.Random(1_000_003 * self.repetition + 7919 * number + prompt_tokens)
         prompt = tuple(source.randrange(LOWEST_ID, HIGHEST_ID + 1) for _ in range(prompt_tokens))
         return Session((BenchRequest(prompt=prompt, output_tokens=output_tokens),))

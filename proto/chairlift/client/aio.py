@@ -1,7 +1,6 @@
 """The client for asyncio programs: every method of the public contract."""
 
 import asyncio
-import random
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from chairlift.client.aio_generation import AsyncGateways, AsyncGeneration, erro
 from chairlift.client.batch import BatchItem, Job, OnResult, Prepared, check_concurrency, patient, prepare_batch
 from chairlift.client.connection import CANCEL_TIMEOUT_S, DEFAULT_TARGET, KEEPALIVE_S, Tls, make_connection
 from chairlift.client.errors import ChairliftError
+from chairlift.client.jitter import jitter
 from chairlift.client.recovery import Recovery, RetryPolicy
 from chairlift.client.requests import GenerateOptions, Prompt, build_generate, build_tokenize, let_outlive_its_stream
 from chairlift.client.results import CancelOutcome, Completion, Explanation, Model, Tokenization
@@ -182,6 +182,6 @@ class AsyncClient:
                 return await send(self._gateways.current(), settings)
             except grpc.aio.AioRpcError as failure:
                 error = error_from(failure)
-                pause = recovery.pause_before_retry(error, time.monotonic(), random.random())  # noqa: S311 - jitter
+                pause = recovery.pause_before_retry(error, time.monotonic(), jitter())
                 await self._gateways.turn_from_current(error)
                 await asyncio.sleep(pause)

@@ -5,7 +5,6 @@ Edges only: calls, pauses and clocks. What a stream means lies in `stream_state`
 
 import asyncio
 import contextlib
-import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from types import TracebackType
@@ -16,6 +15,7 @@ import grpc.aio
 
 from chairlift.client.connection import DRAINING, MAX_LEFT_CHANNELS, Connection
 from chairlift.client.errors import ChairliftError, RequestCancelledError, StreamCorruptError
+from chairlift.client.jitter import jitter
 from chairlift.client.recovery import NextCall, Recovery, RetryPolicy
 from chairlift.client.requests import outlives_its_stream
 from chairlift.client.results import Accepted, CancelOutcome, Completion, Delta
@@ -209,8 +209,7 @@ class AsyncGeneration:
         """Whether the stream goes on after its end; raises what ended it badly."""
         self._events = None
         assert self._recovery is not None
-        chance = random.random()  # noqa: S311 - jitter
-        step = self._recovery.after_stream_end(self._state, error, time.monotonic(), chance)
+        step = self._recovery.after_stream_end(self._state, error, time.monotonic(), jitter())
         if step is None:
             return False
         self._next_call = step.call

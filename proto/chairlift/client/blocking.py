@@ -1,6 +1,5 @@
 """The client for programs without an event loop: every method of the public contract."""
 
-import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -16,6 +15,7 @@ from chairlift.client.batch import BatchItem, Job, OnResult, Prepared, check_con
 from chairlift.client.blocking_generation import Gateways, Generation, error_from
 from chairlift.client.connection import CANCEL_TIMEOUT_S, DEFAULT_TARGET, KEEPALIVE_S, Tls, make_connection
 from chairlift.client.errors import ChairliftError
+from chairlift.client.jitter import jitter
 from chairlift.client.recovery import Recovery, RetryPolicy
 from chairlift.client.requests import GenerateOptions, Prompt, build_generate, build_tokenize, let_outlive_its_stream
 from chairlift.client.results import CancelOutcome, Completion, Explanation, Model, Tokenization
@@ -175,7 +175,7 @@ class Client:
                 return send(self._gateways.current(), settings)
             except grpc.RpcError as failure:
                 error = error_from(failure)
-                pause = recovery.pause_before_retry(error, time.monotonic(), random.random())  # noqa: S311 - jitter
+                pause = recovery.pause_before_retry(error, time.monotonic(), jitter())
                 self._gateways.turn_from_current(error)
                 time.sleep(pause)
 

@@ -4,7 +4,6 @@ The counterpart of `aio_generation`, on gRPC's own threads.
 """
 
 import contextlib
-import random
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ import grpc
 
 from chairlift.client.connection import DRAINING, MAX_LEFT_CHANNELS, Connection
 from chairlift.client.errors import ChairliftError, RequestCancelledError, StreamCorruptError
+from chairlift.client.jitter import jitter
 from chairlift.client.recovery import NextCall, Recovery, RetryPolicy
 from chairlift.client.requests import outlives_its_stream
 from chairlift.client.results import Accepted, CancelOutcome, Completion, Delta
@@ -210,8 +210,7 @@ class Generation:
         """Whether the stream goes on after its end; raises what ended it badly."""
         self._is_attached = False
         assert self._recovery is not None
-        chance = random.random()  # noqa: S311 - jitter
-        step = self._recovery.after_stream_end(self._state, error, time.monotonic(), chance)
+        step = self._recovery.after_stream_end(self._state, error, time.monotonic(), jitter())
         if step is None:
             return False
         self._next_call = step.call

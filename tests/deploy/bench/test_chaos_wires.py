@@ -5,6 +5,7 @@ import ctypes
 import socket
 import threading
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -92,8 +93,8 @@ class Wired:
         except TimeoutError:
             return False
 
-    async def begin(self, kind: FaultKind, **values: float) -> Fault:
-        fault = Fault(at_s=0.0, kind=kind, target="front 0", **values)  # type: ignore[arg-type]
+    async def begin(self, kind: FaultKind, **values: Any) -> Fault:
+        fault = Fault(at_s=0.0, kind=kind, target="front 0", **values)
         await self._link.begin(fault)
         return fault
 

@@ -5,6 +5,7 @@ import itertools
 import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -32,8 +33,9 @@ async def grpc_stand_in(script: Script) -> AsyncIterator[GrpcClient]:
         await server.stop(grace=0)
 
 
-def sessions(number: int, **values: object) -> Iterator[Session]:
-    request = BenchRequest(**({"prompt": (5, 6, 7), "output_tokens": 10} | values))  # type: ignore[arg-type]
+def sessions(number: int, **values: Any) -> Iterator[Session]:
+    fields: dict[str, Any] = {"prompt": (5, 6, 7), "output_tokens": 10} | values
+    request = BenchRequest(**fields)
     return itertools.repeat(Session((request,)), number)
 
 

@@ -1,6 +1,7 @@
 """The simulated server: the real core under the real load generator, with costs that can be worked out by hand."""
 
 import asyncio
+from typing import Any
 
 import msgspec
 import pytest
@@ -34,7 +35,7 @@ def run(
     output: int = 11,
     abandon_share: float = 0.0,
     cost: DeviceCost = COST,
-    **load: object,
+    **load: Any,
 ) -> RunResult:
     workload = RandomWorkload(
         name="fixed",
@@ -45,7 +46,7 @@ def run(
     )
 
     def prepare(model: TargetModel) -> Measurement:
-        plan = LoadPlan(num_sessions=number, wants_ids=True, **load)  # type: ignore[arg-type]
+        plan = LoadPlan(num_sessions=number, wants_ids=True, **load)
         return Measurement(backend="simulator", model=model, workload=workload, plan=plan)
 
     return simulate(load_settings(None, overrides, {}), cost, prepare)

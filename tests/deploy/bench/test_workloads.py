@@ -3,6 +3,7 @@
 import itertools
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,8 +24,8 @@ MOONCAKE = """{"timestamp": 500, "input_length": 1100, "output_length": 5, "hash
 """
 
 
-def first(name: str, number: int = 40, **options: object) -> list[Session]:
-    workload = find_workload(name, WorkloadOptions(**options))  # type: ignore[arg-type]
+def first(name: str, number: int = 40, **options: Any) -> list[Session]:
+    workload = find_workload(name, WorkloadOptions(**options))
     return list(itertools.islice(workload.sessions(), number))
 
 

@@ -152,7 +152,10 @@ async def test_a_worker_that_dies_by_itself_is_given_up_although_a_verdict_was_a
 async def _kill_ready(stand_ins: Any, wait_until: Callable[..., None], number: int) -> None:
     """Kills life number `number` of the only child, and waits until the next is ready."""
     os.kill(stand_ins.pids()[-1], signal.SIGKILL)
-    is_next_ready = lambda: stand_ins.output.getvalue().count("worker: ready") > number  # noqa: E731
+
+    def is_next_ready() -> bool:
+        return bool(stand_ins.output.getvalue().count("worker: ready") > number)
+
     await asyncio.to_thread(wait_until, is_next_ready, "a restart")
 
 

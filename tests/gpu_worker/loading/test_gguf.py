@@ -68,12 +68,12 @@ def test_a_large_tensor_is_read_in_slices(write_gguf: Any, llama_tensors: Any, m
 
 
 def test_configuration_from_metadata(write_gguf: Any, llama_tensors: Any) -> None:
-    model = load(write_gguf(llama_tensors(), metadata={"tokenizer.ggml.eot_token_id": 5}), torch.bfloat16)
+    model: Any = load(write_gguf(llama_tensors(), metadata={"tokenizer.ggml.eot_token_id": 5}), torch.bfloat16)
     config = model.config
     assert (config.num_heads, config.num_kv_heads, config.head_dim) == (HEADS, KV_HEADS, HEAD_DIM)
     assert config.tie_embeddings
     assert config.eos_token_ids == (2, 5)
-    assert model.weights.lm_head.weight.data_ptr() == model.weights.embedding.data_ptr()  # type: ignore[attr-defined]
+    assert model.weights.lm_head.weight.data_ptr() == model.weights.embedding.data_ptr()
     assert model.weight_bytes == 2 * model.num_parameters
     assert model.weights.embedding.dtype == torch.bfloat16
 

@@ -56,11 +56,11 @@ def test_shards_give_the_same_weights(twins: Any, tmp_path: Path) -> None:
     model = twins("llama-all-biases")
     model.reference.save_pretrained(tmp_path, max_shard_size="100KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 3
-    sharded = load(tmp_path).weights
+    sharded: Any = load(tmp_path).weights
     assert torch.equal(sharded.embedding, model.loaded.weights.embedding)
     for one, other in zip(sharded.layers, model.loaded.weights.layers, strict=True):
-        assert torch.equal(one.qkv.weight, other.qkv.weight)  # type: ignore[attr-defined]
-        assert torch.equal(one.down.bias, other.down.bias)  # type: ignore[attr-defined]
+        assert torch.equal(one.qkv.weight, other.qkv.weight)
+        assert torch.equal(one.down.bias, other.down.bias)
 
 
 def test_stored_bfloat16_is_widened(folder: Path) -> None:

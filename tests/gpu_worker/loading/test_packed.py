@@ -42,7 +42,7 @@ def numbers(linear: PackedLinear) -> torch.Tensor:
 def test_blocks_without_loss(kind: str, write_gguf: Any, llama_tensors: Any, kernels: LinearKernels) -> None:
     path = write_gguf(llama_tensors(), GGMLQuantizationType[kind])
     weights = packed(open_model(source_of(path)), kernels)
-    dense = open_model(source_of(path)).load(torch.float32, torch.device("cpu")).weights
+    dense: Any = open_model(source_of(path)).load(torch.float32, torch.device("cpu")).weights
     assert weights.head is weights.embedding
     assert torch.equal(numbers(weights.embedding), dense.embedding)
     for layer, wanted in zip(weights.layers, dense.layers, strict=True):
@@ -62,5 +62,5 @@ def test_layers_of_mixed_formats_are_held_as_numbers(
     monkeypatch.setattr(files.tensors, "block_kind", lambda name: None if "v_proj" in name else kind_of(name))
     layer = packed(files, kernels).layers[0]
     assert (layer.qkv.kind, layer.output.kind) == (WeightKind.FLOAT32, WeightKind.Q8_0)
-    dense = open_model(source_of(path)).load(torch.float32, torch.device("cpu")).weights
-    assert torch.equal(numbers(layer.qkv), dense.layers[0].qkv.weight)  # type: ignore[attr-defined] # dense
+    dense: Any = open_model(source_of(path)).load(torch.float32, torch.device("cpu")).weights
+    assert torch.equal(numbers(layer.qkv), dense.layers[0].qkv.weight)

@@ -70,8 +70,8 @@ def running(worker_settings: Settings) -> Iterator[Running]:
     files = open_model(resolve_model(worker_settings.model.source))
     service = WorkerService(worker_settings, files.config, FaultInjector())
     engine = service.load(files, ThreadPlan(1, 0, ()), stop)
-    runner = LaunchingRunner(engine.runner)
-    launching = dataclasses.replace(engine, runner=runner)  # type: ignore[arg-type] # stands in for it
+    runner: Any = LaunchingRunner(engine.runner)
+    launching = dataclasses.replace(engine, runner=runner)
     thread = threading.Thread(target=lambda: exit_codes.append(service.run(launching, stop)))
     thread.start()
     yield Running(service, runner, stop, thread, exit_codes)

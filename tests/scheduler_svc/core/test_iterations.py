@@ -138,8 +138,9 @@ class Link:
 
 def test_a_gateway_gets_what_its_credit_allows(make_world: "Callable[..., World]") -> None:
     """A gateway that asks no more gets no more: nothing piles up in front of its clients' tokens."""
-    world, link = make_world(), Link()
-    feed = IterationFeed(world.core, 7, link)  # type: ignore[arg-type]
+    world = make_world()
+    link: Any = Link()
+    feed = IterationFeed(world.core, 7, link)
     feed.command(1, operator.WatchCommand(2, 1e9, True), world.now)
     feed.command(2, operator.WatchCommand(50, 100.0), world.now)
     world.submit([1], max_tokens=200)

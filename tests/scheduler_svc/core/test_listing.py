@@ -1,7 +1,7 @@
 """Lists of requests for operators, a page at a time, and everything known of one."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from chairlift.ipc import operator
 from chairlift.ipc.common import FinishReason
@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from tests.scheduler_svc.core.conftest import World
 
 
-def page(world: "World", **query: object) -> operator.RequestsReply:
-    asked = operator.RequestsQuery(1, **query)  # type: ignore[arg-type]
+def page(world: "World", **query: Any) -> operator.RequestsReply:
+    asked = operator.RequestsQuery(1, **query)
     return listing.list_requests(world.core.state, asked, world.now)
 
 

@@ -1,6 +1,5 @@
 # mypy: ignore-errors
 # Device code: typed by Triton's compiler, not by Python.
-# ruff: noqa: N803, N806
 """Unified paged attention: prefill, chunks and decode rows of one step in one launch.
 
 Query heads that share a KV head are packed in the rows of one tile, so that each key is read once for all of them

@@ -1,6 +1,5 @@
 # mypy: ignore-errors
 # Device code: typed by Triton's compiler, not by Python.
-# ruff: noqa: N803, SIM102
 """Split-KV decode attention: one token a row, its positions divided among SPLITS programs, then a reduction.
 
 Flash-decoding (Dao, Haziza, Massa and Sizov, 2023): each split keeps its own softmax; the reduction weighs the

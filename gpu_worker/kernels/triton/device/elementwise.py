@@ -1,6 +1,5 @@
 # mypy: ignore-errors
 # Device code: typed by Triton's compiler, not by Python.
-# ruff: noqa: N803
 """Add + RMSNorm (Zhang and Sennrich, 2019) and SiLU·mul (SwiGLU: Shazeer, 2020), rounded as the reference rounds."""
 
 import triton

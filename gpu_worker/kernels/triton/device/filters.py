@@ -1,6 +1,5 @@
 # mypy: ignore-errors
 # Device code: typed by Triton's compiler, not by Python.
-# ruff: noqa: N803, N806
 """top_k, top_p and min_p as one threshold a row, found without sorting.
 
 Scaled logits are (x - largest) / temperature, none above 0, so that a larger one has a smaller magnitude: their bits

@@ -1,6 +1,5 @@
 # mypy: ignore-errors
 # Device code: typed by Triton's compiler, not by Python.
-# ruff: noqa: N803
 """``y = x W^T + b`` with W in 8 bits: weights are read as bytes and widened on the way to the tensor cores.
 
 The scale of an output channel multiplies its sum once, at the end (Dettmers et al., LLM.int8(), 2022, weights only).

@@ -1,6 +1,5 @@
 # mypy: ignore-errors
 # Device code: typed by Triton's compiler, not by Python.
-# ruff: noqa: N803
 """Log-probabilities of the raw logits for rows that ask: normaliser and the most likely alternatives, best first."""
 
 import triton

@@ -1,6 +1,5 @@
 # mypy: ignore-errors
 # Device code: typed by Triton's compiler, not by Python.
-# ruff: noqa: N803, SIM102
 """A plan on the device: words of one upload go to their places, and a step's inputs are gathered from row state."""
 
 import triton

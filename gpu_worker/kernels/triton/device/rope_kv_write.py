@@ -1,6 +1,5 @@
 # mypy: ignore-errors
 # Device code: typed by Triton's compiler, not by Python.
-# ruff: noqa: N803, N806
 """RoPE on queries and keys, optional norm of each head before it, and the write of keys and values to their pages.
 
 Rotary embedding in GPT-NeoX order (Su et al., 2021): dimension i turns with i + HEAD_DIM / 2. One program does the

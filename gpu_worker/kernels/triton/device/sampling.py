@@ -1,6 +1,5 @@
 # mypy: ignore-errors
 # Device code: typed by Triton's compiler, not by Python.
-# ruff: noqa: N803, SIM102
 """From logits to tokens: bias, masks and penalties; seeded Gumbel-max; the token goes into the row's state.
 
 Semantics are those of `gpu_worker.sampling`, which is the reference. A row's columns are found through `rows`, whose

@@ -1,6 +1,5 @@
 # mypy: ignore-errors
 # Device code: typed by Triton's compiler, not by Python.
-# ruff: noqa: N803, SIM108
 """One step of attention over a tile of the paged cache, shared by the unified and the split kernel.
 
 Online softmax in base 2 (Milakov and Gimelshein, 2018; Dao, 2022): a running maximum `m`, the sum `total` of
