@@ -2,7 +2,6 @@
 
 import enum
 import random
-from collections.abc import Sequence
 
 import msgspec
 
@@ -113,8 +112,3 @@ def _fault(
         case FaultKind.DRAIN:
             drains.append(drains.pop(0))
             return Fault(at_s=at_s, kind=kind, target=drains[-1])
-
-
-def missing_kinds(injected: Sequence[Fault]) -> list[FaultKind]:
-    """Kinds that no fault had."""
-    return [kind for kind in FaultKind if all(fault.kind is not kind for fault in injected)]
