@@ -159,6 +159,20 @@ async def test_a_scheduler_that_rests_is_not_silent_until_it_is_asked(start_rig:
         await rig.until(lambda: rig.service.state.ready()[0])
 
 
+async def test_a_gateway_rests_until_a_stream_opens(start_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its watch over slow clients and orphans must not begin only at the end of the rest."""
+    monkeypatch.setattr("gateway.service._IDLE_TICK_S", 1e6)
+    async with start_rig() as rig:
+        state = rig.service.state
+        await rig.until(lambda: state._rest_s > 0)
+        assert state.live()[0]
+        call = rig.stub.Generate(_request())
+        await rig.scheduler.accept()
+        await rig.until(lambda: state._rest_s == 0)
+        call.cancel()
+        await rig.until(lambda: state._rest_s > 0)
+
+
 async def test_beats_are_answered_and_sent_unasked(start_rig: Any, settings: Any) -> None:
     """An answer costs neither end a wake of its own. One that nothing is heard of still learns that a gateway lives."""
     ipc = msgspec.structs.replace(settings.ipc, heartbeat_interval_s=0.4, heartbeat_timeout_s=30.0)
