@@ -113,7 +113,7 @@ class SchedulerLink:
 
     def send(self, message: Outgoing) -> bool:
         """Whether it was queued; False when no scheduler is there. A result that is lost so is planned again."""
-        self._pulse.ask(time.monotonic())
+        self._pulse.end_rest(time.monotonic())
         return self._send(message)
 
     def _send(self, message: Outgoing) -> bool:

@@ -154,7 +154,7 @@ class ReplicaLink:
         """Whether the message was queued. False when nobody is attached, or the peer does not read: it is lost then."""
         if not self.is_attached:
             return False
-        if self._pulse.ask(self._clock()):
+        if self._pulse.end_rest(self._clock()):
             self._set_timer()
         return self._deliver(message)
 

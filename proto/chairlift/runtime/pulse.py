@@ -38,7 +38,7 @@ class Rhythm:
     def beat(self, now: int, *, may_rest: bool) -> int:
         """A beat is sent now. Returns what it says of the next one, in nanoseconds; 0: it comes at the usual interval.
 
-        Of a rest the last beat before it tells nothing: it comes when there is nothing more to say.
+        The first beat after something has happened tells peers of it, and begins no rest; the next one may.
         """
         rests, self._is_disturbed = may_rest and not self._is_disturbed, False
         self.next_beat = now + self._interval_ns
@@ -83,8 +83,8 @@ class Pulse:
         """A beat of the other end came, which says when the next one does."""
         self._resting_until = now + min(next_in_ns / _NS, _MAX_REST_S)
 
-    def ask(self, now: float) -> bool:
-        """This end has said something other than a beat, and so ends the other's rest. Whether it rested."""
+    def end_rest(self, now: float) -> bool:
+        """This end says something other than a beat, which ends the other's rest. Whether it rested."""
         was_resting = self._resting_until > now
         if was_resting:
             self._resting_until = now
@@ -107,8 +107,12 @@ class Pulse:
         return now >= self._due_at
 
     def is_answer_due(self, now: float) -> bool:
-        """Whether a beat of the other end that came now is to be answered."""
-        return now - self._beat_at >= _ANSWER_AFTER * self._interval_s
+        """Whether a beat of the other end that came now, after `rest` was told of it, is to be answered.
+
+        One that begins a rest always is: what this end said shortly before may have been heard before that beat was
+        sent, and covers nothing of the rest.
+        """
+        return self._resting_until > now or now - self._beat_at >= _ANSWER_AFTER * self._interval_s
 
     def next_at(self, now: float) -> float:
         """When `is_due` or `is_silent` becomes true, if nothing happens until then."""

@@ -110,11 +110,11 @@ def test_who_says_something_may_soon_expect_an_answer() -> None:
     pulse = Pulse(SETTINGS, 0.0)
     pulse.rest(0.0, REST)
     assert pulse.silence_s(3.0) <= 0
-    assert pulse.ask(3.0)
+    assert pulse.end_rest(3.0)
     assert pulse.silence_s(4.0) == 1.0
     assert not pulse.is_silent(5.0)
     assert pulse.is_silent(5.1)
-    assert not pulse.ask(5.1), "there is no rest to end"
+    assert not pulse.end_rest(5.1), "there is no rest to end"
 
 
 def test_a_rest_that_nobody_can_mean_is_not_believed() -> None:
@@ -131,3 +131,18 @@ def test_beats_that_come_in_a_burst_are_answered_once() -> None:
     assert pulse.is_answer_due(0.3)
     pulse.beat(0.3)
     assert not pulse.is_answer_due(0.3)
+
+
+def test_a_beat_that_begins_a_rest_is_answered_whatever_was_said_just_before() -> None:
+    """A scheduler that woke a little late heard a worker's unasked beat first, and then told of its rest: nobody
+    answered, and after the time-out it took a healthy worker for lost, which heard of it at the end of the rest only.
+    """
+    rhythm, pulse = Rhythm(SETTINGS, 0), Pulse(SETTINGS, 0.0)
+    rhythm.beat(0, may_rest=True)
+    pulse.beat(0.625)
+    late = 650 * MS
+    silent_at = rhythm.silent_at(late)
+    pulse.rest(0.65, rhythm.beat(late, may_rest=True))
+    assert silent_at < rhythm.next_beat, "what was heard before does not last"
+    assert pulse.is_answer_due(0.65)
+    assert rhythm.silent_at(late) == rhythm.next_beat + TIMEOUT, "the answer does"
