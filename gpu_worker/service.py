@@ -170,7 +170,7 @@ class WorkerService:
         self._send_all(execution, execution.finished(), link)
         # A device that hangs lets this loop turn: while a step is in work, the heartbeat says how long that is life.
         if execution.busy_since_ns is None:
-            self.state.turned()
+            self.state.turned(link.patience_s)
 
     def _send_all(self, execution: Execution, finished: Iterator[Finished], link: SchedulerLink) -> None:
         for plan, result in finished:

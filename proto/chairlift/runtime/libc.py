@@ -1,4 +1,4 @@
-"""What this process asks of the C library about its own memory, which is advice: where unknown, nothing happens."""
+"""What a process asks of the C library about its own memory and threads: advice, which does nothing where unknown."""
 
 import ctypes
 import mmap

@@ -15,7 +15,7 @@ from chairlift.runtime.plain_http import PlainHttpServer, Response
 EXPOSITION_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 """Content type of a scrape's answer."""
 STALE_AFTER_S = 5.0
-"""A loop that has not turned for this long is not live."""
+"""A loop that is late by this is not live."""
 
 
 class ProcessState:
@@ -37,9 +37,11 @@ class ProcessState:
 
     def turned(self, rest_s: float = 0.0) -> None:
         """The loop went round once more, and will again within `rest_s`, whether or not anything happens."""
-        self._turned, self._rest_s = self._clock(), rest_s
+        self._turned = self._clock()
+        self.lives_until = self._turned + rest_s + self._stale_after_s
+        """When it counts as hung, unless it turns before; by the clock."""
         if self._sign is not None:
-            self._sign.show(self._turned + rest_s + self._stale_after_s)
+            self._sign.show(self.lives_until)
 
     def set_ready(self, ready: bool, reason: str = "") -> None:
         """Whether requests can be served, and if not, why."""
@@ -47,10 +49,8 @@ class ProcessState:
 
     def live(self) -> tuple[bool, str]:
         """(live, reason if not)."""
-        age = self._clock() - self._turned
-        return (
-            (True, "") if age < self._rest_s + self._stale_after_s else (False, f"loop has not turned for {age:.1f} s")
-        )
+        now = self._clock()
+        return (True, "") if now < self.lives_until else (False, f"loop has not turned for {now - self._turned:.1f} s")
 
     def ready(self) -> tuple[bool, str]:
         """(ready, reason if not)."""

@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from chairlift.runtime.libc import libc_function
+
 PARENT_PID_ENV = "CHAIRLIFT_PARENT_PID"
 """Set by a supervisor that wants its children to die with it: its own process id."""
 
@@ -40,7 +42,7 @@ class StopSignal:
     """
 
     def __init__(self) -> None:
-        self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC) if hasattr(os, "pipe2") else os.pipe()
+        self._reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
         self.requested = False
 
@@ -111,7 +113,8 @@ def die_with_parent() -> None:
 def patient_threads(slack_s: float) -> Iterator[None]:
     """Lets threads that this one starts meanwhile, and those that they start, be woken so much later than they ask for.
 
-    The kernel then wakes them together (Linux; elsewhere nothing changes). Whatever happens wakes them at once as ever.
+    The kernel then wakes them together. Whatever happens wakes them at once as ever. It is advice: a system that does
+    not know it (none but Linux does) goes on as before.
     """
     _set_timer_slack(round(slack_s * 1e9))
     try:
@@ -122,10 +125,8 @@ def patient_threads(slack_s: float) -> Iterator[None]:
 
 
 def _set_timer_slack(slack_ns: int) -> None:
-    if sys.platform == "linux":
-        libc = ctypes.CDLL(None, use_errno=True)
-        if libc.prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(slack_ns), 0, 0, 0) != 0:
-            raise OSError(ctypes.get_errno(), "prctl(PR_SET_TIMERSLACK) failed")
+    if sys.platform == "linux" and (control := libc_function("prctl")) is not None:
+        control(_PR_SET_TIMERSLACK, ctypes.c_ulong(slack_ns), 0, 0, 0)
 
 
 def allow_descriptors(count: int) -> None:

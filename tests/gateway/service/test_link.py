@@ -1,6 +1,7 @@
 """The link to the scheduler: greeting, refusal, loss, nonsense, and what becomes of requests meanwhile."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -163,14 +164,13 @@ async def test_a_gateway_rests_until_a_stream_opens(start_rig: Any, monkeypatch:
     """Its watch over slow clients and orphans must not begin only at the end of the rest."""
     monkeypatch.setattr("gateway.service._IDLE_TICK_S", 1e6)
     async with start_rig() as rig:
-        state = rig.service.state
-        await rig.until(lambda: state._rest_s > 0)
-        assert state.live()[0]
+        state, soon = rig.service.state, time.monotonic() + 60
+        await rig.until(lambda: state.lives_until > soon)
         call = rig.stub.Generate(_request())
         await rig.scheduler.accept()
-        await rig.until(lambda: state._rest_s == 0)
+        await rig.until(lambda: state.lives_until < soon)
         call.cancel()
-        await rig.until(lambda: state._rest_s > 0)
+        await rig.until(lambda: state.lives_until > soon)
 
 
 async def test_beats_are_answered_and_sent_unasked(start_rig: Any, settings: Any) -> None:
