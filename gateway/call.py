@@ -11,7 +11,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import grpc
 import grpc.aio
@@ -159,6 +159,12 @@ class _Malformed:
     """Stands for bytes that are no message."""
 
 
+class _TooLarge(NamedTuple):
+    """Stands for bytes that are not even read as a message."""
+
+    num_bytes: int
+
+
 class Method(Generic[RequestT]):
     """Makes the handler of one method of a service."""
 
@@ -197,9 +203,9 @@ class Method(Generic[RequestT]):
         make = grpc.unary_stream_rpc_method_handler if self._is_stream else grpc.unary_unary_rpc_method_handler
         return make(partial(self._refuse, error))
 
-    def _parse(self, packed: bytes) -> RequestT | _Malformed | int:
+    def _parse(self, packed: bytes) -> RequestT | _Malformed | _TooLarge:
         if len(packed) > self._max_request_bytes:
-            return len(packed)
+            return _TooLarge(len(packed))
         try:
             return self._request_type.FromString(packed)
         except DecodeError:
@@ -208,7 +214,7 @@ class Method(Generic[RequestT]):
     async def _call(
         self,
         principal: Principal,
-        request: RequestT | _Malformed | int,
+        request: RequestT | _Malformed | _TooLarge,
         context: "grpc.aio.ServicerContext[Any, Any]",
     ) -> Message | None:
         call = Call(GrpcConnection(context), principal)
@@ -235,7 +241,7 @@ class Method(Generic[RequestT]):
             self._observer.began(self._name, call)
             self._observer.ended(self._name, call)
 
-    async def run(self, request: RequestT | _Malformed | int, call: Call) -> Message | None:
+    async def run(self, request: RequestT | _Malformed | _TooLarge, call: Call) -> Message | None:
         """Serves one call, whatever it came by; the caller counts it in the gate.
 
         Raises ApiError, also for a fault of ours, and CancelledError.
@@ -261,7 +267,7 @@ class Method(Generic[RequestT]):
             if self._observer is not None:
                 self._observer.ended(self._name, call)
 
-    async def _serve_in_time(self, request: RequestT | _Malformed | int, call: Call) -> Message | None:
+    async def _serve_in_time(self, request: RequestT | _Malformed | _TooLarge, call: Call) -> Message | None:
         if call.ends_at is None:
             return await self._serve_counted(request, call)
         # Whatever ends by itself at its deadline gets half of the margin to say so.
@@ -274,13 +280,13 @@ class Method(Generic[RequestT]):
                 raise
             raise ApiError(Reason.DEADLINE, "the call's deadline has passed") from None
 
-    async def _serve_counted(self, request: RequestT | _Malformed | int, call: Call) -> Message | None:
+    async def _serve_counted(self, request: RequestT | _Malformed | _TooLarge, call: Call) -> Message | None:
         match request:
             case _Malformed():
                 raise ApiError(GatewayReason.MALFORMED_REQUEST, f"the bytes are no {self._request_type.__name__}")
-            case int():
+            case _TooLarge(num_bytes):
                 limits = (("max_request_bytes", str(self._max_request_bytes)),)
-                message = f"{request} bytes are more than a request may have, {self._max_request_bytes}"
+                message = f"{num_bytes} bytes are more than a request may have, {self._max_request_bytes}"
                 raise ApiError(GatewayReason.REQUEST_TOO_LARGE, message, limits=limits)
         self._gate.check(self._admission)
         if not self._is_stream:
@@ -290,15 +296,6 @@ class Method(Generic[RequestT]):
             return await self._serve(request, call)
         finally:
             self._gate.num_streams -= 1
-
-
-def refuse_unbuilt(name: str) -> Callable[[Message, Call], Awaitable[Message | None]]:
-    """A method that is declared and not built yet."""
-
-    async def serve(_request: Message, _call: Call) -> Message | None:
-        raise ApiError(GatewayReason.NOT_IMPLEMENTED, f"{name} is not built yet")
-
-    return serve
 
 
 def end_margin_s(left_s: float) -> float:

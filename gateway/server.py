@@ -18,7 +18,7 @@ from grpc_reflection.v1alpha import reflection
 from chairlift.runtime.addresses import AddressError
 from chairlift.runtime.settings import GatewaySettings
 from chairlift.v1 import inference_pb2, ops_pb2
-from gateway.call import Call, Method, Observer, refuse_unbuilt
+from gateway.call import Call, Method, Observer
 from gateway.gate import Admission, Gate
 from gateway.security.authenticator import Authenticator
 from gateway.security.guard import Guard
@@ -62,13 +62,13 @@ def make_server(
     authenticator: Authenticator,
     observer: Observer | None = None,
 ) -> grpc.aio.Server:
-    """A server, without a port yet, of `methods` by name; declared methods that are not there answer UNIMPLEMENTED.
+    """A server, without a port yet, of `methods` by name: exactly those that the contract declares.
 
     Nothing on it is reached but through its guard. `observer` hears of streams.
     """
-    unknown = methods.keys() - {method.name for method in service.methods}
-    if unknown:
-        raise ValueError(f"{service.full_name} has no method {sorted(unknown)[0]}")
+    differing = methods.keys() ^ {method.name for method in service.methods}
+    if differing:
+        raise ValueError(f"{service.full_name}: served and declared methods differ in {sorted(differing)}")
     guarded = {
         f"/{service.full_name}/{method.name}": make_method(method, methods, gate, settings, observer)
         for method in service.methods
@@ -88,11 +88,11 @@ def make_method(
     settings: GatewaySettings,
     observer: Observer | None,
 ) -> Method[Any]:
-    """The declared method as each front serves it: by `methods`, or as not built. `observer` hears of streams."""
+    """The declared method as each front serves it. `observer` hears of streams."""
     return Method(
         method.name,
         GetMessageClass(method.input_type),
-        methods.get(method.name) or refuse_unbuilt(method.name),
+        methods[method.name],
         gate,
         is_stream=method.server_streaming,
         max_request_bytes=settings.max_request_bytes,

@@ -27,8 +27,8 @@ class Choice:
         "_is_plain",
         "_logprobs",
         "_state",
-        "_table",
         "_texts",
+        "_token_table",
         "end",
         "gaps",
         "handle",
@@ -38,7 +38,7 @@ class Choice:
         "num_sent",
     )
 
-    def __init__(self, index: int, handle: int, state: RequestState, rules: TextRules, table: TokenTable) -> None:
+    def __init__(self, index: int, handle: int, state: RequestState, rules: TextRules, token_table: TokenTable) -> None:
         self.index = index
         self.handle = handle
         self.ids = array("I")
@@ -50,7 +50,7 @@ class Choice:
         """Of these, tokens that the client has been given."""
         self.end: front.Finished | None = None
         self._state = state
-        self._table = table
+        self._token_table = token_table
         self._detokenizer = rules.make_detokenizer()
         self._texts: list[str] = []
         self._logprobs: dict[int, front.DeltaLogprobs] | None = {} if state.wants_logprobs else None
@@ -147,7 +147,7 @@ class Choice:
         if self._logprobs is not None:
             for offset in range(start, end):
                 entry = self._logprobs.pop(offset, None)
-                delta.logprobs.append(token_logprob(entry, self.ids[offset], self._table))
+                delta.logprobs.append(token_logprob(entry, self.ids[offset], self._token_table))
         self.num_sent = end
         return response.SerializeToString()
 

@@ -17,12 +17,12 @@ from gateway.text.token_table import TokenTable
 class ClientOutput:
     """Output of one attachment."""
 
-    def __init__(self, table: TokenTable, now: float) -> None:
+    def __init__(self, token_table: TokenTable, now: float) -> None:
         self.choices: list[Choice] = []
         self._arrived_at = now
         self.taken_at = now
         """When the client was last given something."""
-        self._table = table
+        self._token_table = token_table
         self._first: list[pb.GenerateResponse] = []
         """Accepted and the prompt's log-probabilities, which go before any output."""
         self._untold_ends: list[Choice] = []
@@ -105,13 +105,13 @@ class ClientOutput:
         self._is_open = True
         self._first.append(pb.GenerateResponse(event=pb.GenerationEvent(accepted=accepted)))
         if state.wants_prompt_logprobs:
-            first = first_prompt_logprob(state.first_prompt_id, self._table)
+            first = first_prompt_logprob(state.first_prompt_id, self._token_table)
             self._first.append(pb.GenerateResponse(event=pb.GenerationEvent(prompt_logprobs=first)))
         self.wake()
 
     def tell_prompt_logprobs(self, part: front.DeltaPromptLogprobs) -> None:
         """Log-probabilities of prompt tokens, in order of offset."""
-        for message in prompt_logprobs(part, self._table):
+        for message in prompt_logprobs(part, self._token_table):
             self._first.append(pb.GenerateResponse(event=pb.GenerationEvent(prompt_logprobs=message)))
         self.wake()
 

@@ -50,7 +50,7 @@ class Generation:
     def __init__(
         self,
         key: RequestKey,
-        table: TokenTable,
+        token_table: TokenTable,
         now: float,
         *,
         submission: Submission | None = None,
@@ -70,8 +70,8 @@ class Generation:
         self.serial = 0
         """Its number among those that its table serves, in order of arrival; 0 before it has one."""
         self.orphaned_at = 0.0
-        self.output = ClientOutput(table, now)
-        self._table = table
+        self.output = ClientOutput(token_table, now)
+        self._token_table = token_table
         self._state = state
         self._offsets = offsets
         self._arrived_at = now
@@ -200,9 +200,9 @@ class Generation:
 
     def _make_choices(self, count: int) -> None:
         assert self._state is not None
-        rules = TextRules(self._state, self._table)
+        rules = TextRules(self._state, self._token_table)
         self.output.choices = [
-            Choice(index, self.handle + index, self._state, rules, self._table) for index in range(count)
+            Choice(index, self.handle + index, self._state, rules, self._token_table) for index in range(count)
         ]
 
     def _take_outputs(self, outputs: Sequence[Sequence[int]]) -> None:

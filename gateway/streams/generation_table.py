@@ -46,13 +46,13 @@ class GenerationTable:
 
     def __init__(
         self,
-        table: TokenTable,
+        token_table: TokenTable,
         limits: StreamLimits,
         place: Callable[[RequestKey, front.Submit | None], ReplicaLink],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`place` finds a replica for a request, by its key where no Submit is given, or raises ApiError."""
-        self._table = table
+        self._token_table = token_table
         self._limits = limits
         self._place = place
         self._clock = clock
@@ -77,7 +77,7 @@ class GenerationTable:
 
     def submit(self, key: RequestKey, submission: Submission, state: RequestState) -> Generation:
         """Sends a new request. Raises ApiError when there is nobody to take it."""
-        generation = Generation(key, self._table, self._clock(), submission=submission, state=state)
+        generation = Generation(key, self._token_table, self._clock(), submission=submission, state=state)
         if not self._ask(generation, self._place(key, submission.placement_hint)):
             raise ApiError(Reason.NO_SCHEDULER, "the scheduler does not take requests")
         self._serve(generation)
@@ -87,7 +87,7 @@ class GenerationTable:
         self, key: RequestKey, link: ReplicaLink, attach: front.Attach, offsets: Mapping[int, int]
     ) -> Generation:
         """Asks `link` for a request that is there; `attach` has no handle yet. Raises ApiError."""
-        generation = Generation(key, self._table, self._clock(), offsets=offsets)
+        generation = Generation(key, self._token_table, self._clock(), offsets=offsets)
         handle = self._register(generation, link)
         if not link.send(msgspec.structs.replace(attach, handle=handle)):
             self._forget(generation)

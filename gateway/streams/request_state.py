@@ -52,16 +52,16 @@ def decode_state(packed: bytes) -> RequestState:
 class TextRules:
     """Makes the detokenizers of one request's choices."""
 
-    def __init__(self, state: RequestState, table: TokenTable) -> None:
+    def __init__(self, state: RequestState, token_table: TokenTable) -> None:
         self._state = state
-        self._table = table
+        self._token_table = token_table
         self._stops = StopAutomaton(state.stop_strings) if state.stop_strings else None
         self._silent = frozenset(state.silent_ids)
 
     def make_detokenizer(self) -> Detokenizer:
         """For one choice, from its first token."""
         return Detokenizer(
-            self._table,
+            self._token_table,
             stops=self._stops,
             include_stop=self._state.include_stop,
             min_tokens=self._state.min_tokens,
