@@ -1,7 +1,8 @@
 """One child process: how it is started, what its end meant, how it is stopped with all that it started.
 
 Children live in sessions of their own, so that a Ctrl-C in the terminal reaches the supervisor alone, which drains
-them in order. They die with the supervisor (`chairlift.runtime.process.die_with_parent`): it hands them its id.
+them in order. They die with the supervisor (`chairlift.runtime.process.die_with_parent`): it hands them its id. That
+they live they show in memory that both share (`chairlift.runtime.life_sign`).
 """
 
 import asyncio

@@ -77,7 +77,7 @@ def _plan(settings: Settings, public: Address, http: Address | None) -> Stack:
     probes = ports.probe_addresses(settings)
     children = [_child("scheduler", "scheduler", settings, probes), _child("worker", "worker", settings, probes)]
     for index, own_ops in enumerate(ops):
-        # Its operator port, like its HTTP port: what it adds its index to.
+        # A gateway adds its index to the operator port that it is given, as to its HTTP port (`with_probe`).
         gateway = msgspec.structs.replace(
             settings.gateway, index=index, ops_listen=str(own_ops.with_port(own_ops.port - index))
         )

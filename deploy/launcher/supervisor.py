@@ -22,7 +22,7 @@ from deploy.launcher.restart import VERDICT_DEATHS, RestartBudget
 PROBE_INTERVAL_S = 0.1
 LIVENESS_INTERVAL_S = 5.0
 SILENCE_INTERVAL_S = 1.0
-"""While it shows none."""
+"""While a child shows no sign of life."""
 STOPPED_INTERVAL_S = 0.2
 
 
@@ -167,6 +167,7 @@ class Supervisor:
                 now, is_live=is_live, was_ready=child.was_ready, are_most_silent=self._are_most_silent()
             )
             if silence is not None:
+                # What it says of itself, for the log.
                 answer = await ask_live(child.launch.probe)
                 self._progress.hung(child.spec.name, silence, answer.reason)
                 child.kill()

@@ -169,7 +169,7 @@ class SchedulerBeat(Message, tag=31, frozen=True):
 
     epoch: int
     next_in_ns: int = 0
-    """When the next one comes, unless something happens before; 0: at the usual interval."""
+    """Time until the next one, unless something happens before; 0: it comes at the usual interval."""
 
 
 class BoardedRow(Message, frozen=True):

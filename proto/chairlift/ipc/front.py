@@ -416,7 +416,7 @@ class ReplicaBeat(Message, tag=82, frozen=True):
     epoch: int
     load: Load
     next_in_ns: int = 0
-    """When the next one comes, unless something happens before; 0: at the usual interval."""
+    """Time until the next one, unless something happens before; 0: it comes at the usual interval."""
 
 
 ToScheduler = (

@@ -24,7 +24,7 @@ class LifeSign:
 
     @classmethod
     def inherited(cls) -> Self | None:
-        """This process's own; None where no supervisor asks for one."""
+        """This process's own; None where no supervisor asks for one. Raises as the constructor does."""
         descriptor = os.environ.get(LIFE_SIGN_ENV)
         return cls(int(descriptor)) if descriptor else None
 

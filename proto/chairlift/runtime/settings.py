@@ -95,7 +95,8 @@ class IpcSettings(_Section, frozen=True):
         Meta(
             gt=0,
             le=60,
-            description="The same while it has no request and nothing happens: so much later is silence noticed then.",
+            description="The same while it has no request and nothing happens: so much later is silence noticed then. "
+            "It is heartbeat_interval_s where that is larger, and while the scheduler records.",
         ),
     ] = 10.0
     heartbeat_timeout_s: Annotated[Seconds, Meta(description="Silence after which a peer counts as lost.")] = 2.0
