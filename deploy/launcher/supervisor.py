@@ -8,6 +8,7 @@ ties the children's lives to the thread that started them.
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Coroutine, Sequence
 
@@ -186,15 +187,17 @@ class Supervisor:
     async def _watch_stopped(self, child: ChildProcess) -> None:
         """Returns when `child` was stopped from outside for too long, and has killed it: its peers wait meanwhile."""
         limit_s = self._settings.stopped_timeout_s
+        pause_s = min(STOPPED_INTERVAL_S, limit_s / 2)
         while await child.wait_stopped():
-            since, lasted_s = time.monotonic(), 0.0
-            while lasted_s < limit_s:
-                await asyncio.sleep(min(STOPPED_INTERVAL_S, limit_s / 2))
-                lasted_s = time.monotonic() - since
+            since = time.monotonic()
+            # Looks are counted: while this process stood still with the child, as a paused machine's do, it made none.
+            for _ in range(math.ceil(limit_s / pause_s)):
+                await asyncio.sleep(pause_s)
                 if not child.is_stopped:
                     break
             else:
-                self._progress.hung(child.spec.name, Silence(lasted_s, "supervisor.stopped_timeout_s"), "stopped")
+                silence = Silence(time.monotonic() - since, "supervisor.stopped_timeout_s")
+                self._progress.hung(child.spec.name, silence, "stopped")
                 child.kill()
                 return
 

@@ -4,6 +4,7 @@ import asyncio
 import os
 import re
 import signal
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,6 +13,7 @@ import msgspec
 import pytest
 
 from chairlift.runtime.settings import SupervisorSettings
+from deploy.launcher.child import ChildProcess
 from deploy.launcher.supervisor import StackError, Supervisor
 
 SETTINGS = SupervisorSettings(max_restarts=2, restart_backoff_s=0.0, start_timeout_s=60.0)
@@ -91,6 +93,34 @@ async def test_child_that_stands_still_for_a_moment_stays(stand_ins: Any, wait_u
         os.kill(victim, signal.SIGKILL)
         assert not await asyncio.wait_for(child.wait_stopped(), 30)
         await asyncio.to_thread(wait_until, lambda: stand_ins.events().count("worker start") == 2, "a restart")
+
+
+async def test_child_that_stood_still_with_its_supervisor_stays(
+    stand_ins: Any, monkeypatch: pytest.MonkeyPatch, wait_until: Callable[..., None]
+) -> None:
+    """All processes of a paused machine were replaced where the supervisor went on first."""
+    impatient = msgspec.structs.replace(SETTINGS, stopped_timeout_s=1.0)
+    num_looks = 0
+
+    def look(child: ChildProcess) -> bool:
+        nonlocal num_looks
+        num_looks += 1
+        if num_looks == 1:
+            time.sleep(1.5)  # blocks the supervisor's loop
+        elif num_looks == 3:
+            os.kill(child.pid, signal.SIGCONT)
+        return num_looks < 3
+
+    monkeypatch.setattr(ChildProcess, "is_stopped", property(look))
+    async with supervised(stand_ins, stand_ins.spec("worker"), settings=impatient) as supervisor:
+        await supervisor.start()
+        (victim,) = stand_ins.pids()
+        os.kill(victim, signal.SIGSTOP)
+        await asyncio.to_thread(wait_until, lambda: num_looks == 3, "three looks")
+        os.kill(victim, signal.SIGTERM)
+        await asyncio.to_thread(wait_until, lambda: stand_ins.events().count("worker start") == 2, "a restart")
+    assert "worker end" in stand_ins.events()
+    assert "hangs" not in stand_ins.output.getvalue()
 
 
 async def test_child_whose_loop_does_not_turn_is_replaced(stand_ins: Any, wait_until: Callable[..., None]) -> None:
