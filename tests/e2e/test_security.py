@@ -266,8 +266,7 @@ def test_nothing_that_is_written_holds_what_a_user_wrote_or_was_told(secured: Se
     for tenant, token in secured.tokens.items():
         needles += _forms(f"token of {tenant}", token)
     for address in _probe_addresses(secured.stack.log()):
-        with urllib.request.urlopen(f"{address}/metrics", timeout=30) as answer:  # noqa: S310 - http it is
-            secured.collector.bodies.append(answer.read())
+        secured.collector.bodies.append(_scrape(address))
     time.sleep(1.0)  # one more export of spans and metrics
     secured.stack.process.send_signal(signal.SIGTERM)
     assert secured.stack.process.wait(60) == 0, secured.stack.log()
@@ -278,6 +277,20 @@ def test_nothing_that_is_written_holds_what_a_user_wrote_or_was_told(secured: Se
     assert any("record" in where and len(body) > 1000 for where, body in seen.items()), sorted(seen)
     found = [(where, name) for where, body in seen.items() for name, needle in needles if needle in body]
     assert found == []
+
+
+def _scrape(address: str) -> bytes:
+    """The metrics of a process, which may be on its way back from an earlier test's SIGKILL."""
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            with urllib.request.urlopen(f"{address}/metrics", timeout=30) as answer:  # noqa: S310 - http it is
+                body: bytes = answer.read()
+                return body
+        except urllib.error.URLError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
 
 
 def _probe_addresses(log: str) -> list[str]:
