@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import chairlift
+from chairlift.ipc.common import PROTOCOL_MAJOR, PROTOCOL_MINOR
 from chairlift.runtime.build import COMMIT_ENV, find_commit, process_facts
 
 COMMIT = "c0ffee" * 6 + "beef"
@@ -47,5 +48,6 @@ def test_an_image_tells_its_commit_by_the_environment(checkout: Path, monkeypatc
 
 def test_a_process_knows_its_age_and_version() -> None:
     facts = process_facts(7, time.monotonic_ns() - 10**9)
-    assert (facts.version, facts.ipc_version, facts.epoch) == (chairlift.__version__, "1.0", 7)
+    spoken = f"{PROTOCOL_MAJOR}.{PROTOCOL_MINOR}"
+    assert (facts.version, facts.ipc_version, facts.epoch) == (chairlift.__version__, spoken, 7)
     assert facts.uptime_ns >= 10**9
