@@ -5,7 +5,6 @@ Weights lie where the worker has them, in the huge pages of `WeightMemory`. Prod
 within the worker's one call a step: with tensors made and looked at before each, those of one row took a third longer.
 """
 
-import ctypes
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -16,11 +15,9 @@ from gguf import GGMLQuantizationType
 from gguf.quants import quantize
 
 from gpu_worker.host_memory import advise_huge_pages
-from gpu_worker.kernels.cpu.arguments import dtype_code
 from gpu_worker.kernels.cpu.backend import CpuKernels
 from gpu_worker.kernels.cpu.greedy import greedy_rows
-from gpu_worker.kernels.cpu.library import Inputs, Outputs
-from gpu_worker.kernels.cpu.linear import LinearKernels, PackedLinear, WeightKind
+from gpu_worker.kernels.cpu.linear import LinearKernels, PackedLinear, Product, WeightKind
 from gpu_worker.model.attention import AttentionLayout, Chunk
 from gpu_worker.model.ops import HeadShape, TokenSlots
 
@@ -31,8 +28,6 @@ LINEARS = ((QKV, HIDDEN), (HIDDEN, HIDDEN), (2 * INTERMEDIATE, HIDDEN), (HIDDEN,
 ROWS = (1, 8, 32, 256)
 DECODES = ((1, 192), (8, 192), (32, 192), (32, 512))
 PREFILLS = (256, 1024)
-_SCALE_ROWS = 16
-"""Scales are written for so many rows at a time."""
 _PEAKS = {WeightKind.BFLOAT16: "bfloat16_gflop_s", WeightKind.FLOAT32: "float32_gflop_s"}
 
 
@@ -66,43 +61,13 @@ def _linear_cases(kernels: CpuKernels, kind: WeightKind, names: dict[int, str]) 
     dtype = kind.input_dtype or torch.bfloat16
     for rows, name in names.items():
         inputs = {width: torch.randn(rows, width).to(dtype) for width in (HIDDEN, INTERMEDIATE)}
-
-        products = [Product(packer, linear, inputs[linear.in_features]) for linear in linears]
+        products = [linear.prepare(inputs[linear.in_features], dtype) for linear in linears]
 
         def run(products: list[Product] = products) -> None:
             for product in products:
                 product.run()
 
         yield Case(name, run, packer.memory.used_bytes, 2.0 * rows * num_weights, _PEAKS.get(kind, "int8_gop_s"))
-
-
-class Product:
-    """One layer's product, all its arguments ready. `x` is quantised each time where the weights are."""
-
-    def __init__(self, kernels: LinearKernels, linear: PackedLinear, x: torch.Tensor) -> None:
-        num_rows, width = x.shape
-        self.out = torch.empty((num_rows, linear.out_features), dtype=x.dtype)
-        """[num_rows, out_features], of `x`'s dtype."""
-        pool, dtype = kernels.team.pool, dtype_code(x, "x")
-        inputs = Inputs(rows=x.data_ptr(), row_bytes=width * x.itemsize)
-        self._library = kernels.library
-        self._owned: tuple[object, ...] = (linear, x)
-        self._quantise: tuple[object, ...] | None = None
-        if not linear.kind.input_dtype:
-            groups = (num_rows + _SCALE_ROWS, width // linear.kind.input_group)
-            quantised = (torch.empty(x.shape, dtype=torch.int8), torch.empty(groups), torch.empty(groups).int())
-            places = [part.data_ptr() for part in quantised]
-            inputs = Inputs(rows=places[0], row_bytes=width, scales=places[1], sums=places[2])
-            self._quantise = (pool, linear.kind, dtype, x.data_ptr(), num_rows, width, *places)
-            self._owned += quantised
-        outputs = Outputs(kind=0, dtype=dtype, rows=self.out.data_ptr(), stride=linear.out_features)
-        self._multiply = (pool, ctypes.byref(linear.weights), ctypes.byref(inputs), num_rows, ctypes.byref(outputs))
-
-    def run(self) -> None:
-        """Computes it."""
-        if self._quantise is not None:
-            self._library.quantise(*self._quantise)
-        self._library.linear(*self._multiply)
 
 
 def _pack_layers(packer: LinearKernels, kind: WeightKind, outputs: int, inputs: int) -> list[PackedLinear]:

@@ -132,15 +132,16 @@ class PackedLinear:
 
     def multiply(self, x: torch.Tensor, out_dtype: torch.dtype) -> torch.Tensor:
         """As a call, with outputs rounded to bfloat16 or left float32."""
+        product = self.prepare(x, out_dtype)
+        product.run()
+        return product.out
+
+    def prepare(self, x: torch.Tensor, out_dtype: torch.dtype) -> "Product":
+        """As `multiply`, all but the computing. Raises KernelArgumentError."""
         if self.kind.input_dtype not in (None, x.dtype):
             raise KernelArgumentError(f"x is {x.dtype}; {self.kind.name} weights take {self.kind.input_dtype}")
         address(x, "x", (None, self.in_features), x.dtype)
-        out = torch.empty((x.shape[0], self.out_features), dtype=out_dtype)
-        inputs, _owner = self._dense(x) if self.kind.input_dtype else self._quantised(x)
-        outputs = Outputs(kind=0, dtype=dtype_code(out, "out"), rows=out.data_ptr(), stride=self.out_features)
-        library, pool = self._kernels.library, self._kernels.team.pool
-        library.linear(pool, ctypes.byref(self.weights), ctypes.byref(inputs), x.shape[0], ctypes.byref(outputs))
-        return out
+        return Product(self._kernels, self, x, out_dtype)
 
     def gather(self, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Rows of the weights, [n, in_features], for `ids` [n] int64: the embedding. Raises KernelArgumentError."""
@@ -152,28 +153,61 @@ class PackedLinear:
         library.gather_rows(pool, ctypes.byref(self.weights), pointer, len(ids), dtype_code(out, "out"), out.data_ptr())
         return out
 
-    def _dense(self, x: torch.Tensor) -> tuple[Inputs, torch.Tensor]:
-        row_bytes = self.in_features * x.itemsize
-        if row_bytes % _ROW_ALIGNMENT:
-            padded = torch.zeros(
-                (x.shape[0], -(-row_bytes // _ROW_ALIGNMENT) * _ROW_ALIGNMENT // x.itemsize), dtype=x.dtype
-            )
-            padded[:, : self.in_features] = x
-            x = padded
-        return Inputs(rows=x.data_ptr(), row_bytes=x.shape[1] * x.itemsize), x
 
-    def _quantised(self, x: torch.Tensor) -> tuple[Inputs, tuple[torch.Tensor, ...]]:
-        num_rows, per_row = x.shape[0], -(-self.in_features // self.kind.input_group)
-        padded_rows = -(-num_rows // _SCALE_ROWS) * _SCALE_ROWS
-        row_bytes = -(-self.in_features // _ROW_ALIGNMENT) * _ROW_ALIGNMENT
-        codes = torch.empty((num_rows, row_bytes), dtype=torch.int8)
-        scales = torch.empty((padded_rows, per_row), dtype=torch.float32)
-        sums = torch.empty((padded_rows, per_row), dtype=torch.int32)
-        pointers = codes.data_ptr(), scales.data_ptr(), sums.data_ptr()
-        library, pool = self._kernels.library, self._kernels.team.pool
-        library.quantise(pool, self.kind, dtype_code(x, "x"), x.data_ptr(), num_rows, self.in_features, *pointers)
-        inputs = Inputs(rows=pointers[0], row_bytes=row_bytes, scales=pointers[1], sums=pointers[2])
-        return inputs, (codes, scales, sums)
+class Product:
+    """One product, all its arguments ready: it may be run again and again, as a benchmark does.
+
+    Each run takes what `x` holds then, but where its rows had to be padded, which makes a copy of it.
+    """
+
+    def __init__(self, kernels: LinearKernels, linear: PackedLinear, x: torch.Tensor, out_dtype: torch.dtype) -> None:
+        """`x` [num_rows, linear.in_features], checked. See `PackedLinear.prepare`."""
+        num_rows = x.shape[0]
+        self.out = torch.empty((num_rows, linear.out_features), dtype=out_dtype)
+        """[num_rows, linear.out_features], what it is once `run` was called."""
+        self._library = kernels.library
+        self._linear = linear
+        self._quantise: tuple[object, ...] | None = None
+        pool = kernels.team.pool
+        if linear.kind.input_dtype:
+            rows = _padded(x)
+            self._owned: tuple[torch.Tensor, ...] = (rows,)
+            inputs = Inputs(rows=rows.data_ptr(), row_bytes=rows.shape[1] * x.itemsize)
+        else:
+            self._owned = (x, *_quantised_inputs(num_rows, linear.in_features, linear.kind.input_group))
+            codes, scales, sums = (part.data_ptr() for part in self._owned[1:])
+            inputs = Inputs(rows=codes, row_bytes=self._owned[1].shape[1], scales=scales, sums=sums)
+            source = dtype_code(x, "x"), x.data_ptr(), num_rows, linear.in_features
+            self._quantise = (pool, linear.kind, *source, codes, scales, sums)
+        outputs = Outputs(kind=0, dtype=dtype_code(self.out, "out"), rows=self.out.data_ptr(), stride=self.out.shape[1])
+        self._multiply = (pool, ctypes.byref(linear.weights), ctypes.byref(inputs), num_rows, ctypes.byref(outputs))
+
+    def run(self) -> None:
+        """Computes `out`; quantises the inputs first where the weights are quantised."""
+        if self._quantise is not None:
+            self._library.quantise(*self._quantise)
+        self._library.linear(*self._multiply)
+
+
+def _padded(x: torch.Tensor) -> torch.Tensor:
+    """`x`, or a copy whose rows are filled up with zeros to whole lines."""
+    row_bytes = x.shape[1] * x.itemsize
+    if not row_bytes % _ROW_ALIGNMENT:
+        return x
+    padded = torch.zeros((x.shape[0], -(-row_bytes // _ROW_ALIGNMENT) * _ROW_ALIGNMENT // x.itemsize), dtype=x.dtype)
+    padded[:, : x.shape[1]] = x
+    return padded
+
+
+def _quantised_inputs(num_rows: int, width: int, group: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Room for codes int8, scales float32 of each group of `group` inputs, and sums of 4 bytes (src/linear.h)."""
+    row_bytes = -(-width // _ROW_ALIGNMENT) * _ROW_ALIGNMENT
+    groups = -(-num_rows // _SCALE_ROWS) * _SCALE_ROWS, -(-width // group)
+    return (
+        torch.empty((num_rows, row_bytes), dtype=torch.int8),
+        torch.empty(groups, dtype=torch.float32),
+        torch.empty(groups, dtype=torch.int32),
+    )
 
 
 def _write_bias(weights: LinearWeights, bias: torch.Tensor) -> None:
