@@ -35,8 +35,6 @@ from scheduler_svc.worker_link import WorkerLink
 _NS = 1_000_000_000
 _DRAIN_GRACE_NS = 2 * _NS
 """What the core gets, beyond the drain's own deadline, to end everything."""
-
-
 _LINGER_MS = 500
 """How long the last messages (ends of streams) may take to leave after the loop has ended."""
 

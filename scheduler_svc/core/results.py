@@ -20,8 +20,6 @@ _END_REASONS: dict[int, FinishReason] = {
     device.EndKind.EOS: FinishReason.EOS,
     device.EndKind.STOP_TOKEN: FinishReason.STOP_TOKEN,
 }
-
-
 _INDEX_STEPS = 32
 """Results over which the indexing of blocks is spread when many sequences are due on one step."""
 _MIN_INDEXED = 4

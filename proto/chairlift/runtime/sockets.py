@@ -28,17 +28,30 @@ class EndpointError(ValueError):
 
 def gateway_endpoint(settings: IpcSettings) -> str:
     """Where the scheduler binds for gateways, and they connect. Raises EndpointError."""
-    return _checked(settings.gateway_endpoint or f"ipc://{run_dir(settings) / 'gateway.sock'}", settings)
+    return check_endpoint(settings.gateway_endpoint or f"ipc://{run_dir(settings) / 'gateway.sock'}", settings)
 
 
 def worker_endpoint(settings: IpcSettings) -> str:
     """Where the scheduler binds for workers, and they connect. Raises EndpointError."""
-    return _checked(settings.worker_endpoint or f"ipc://{run_dir(settings) / 'worker.sock'}", settings)
+    return check_endpoint(settings.worker_endpoint or f"ipc://{run_dir(settings) / 'worker.sock'}", settings)
 
 
 def check_endpoint(endpoint: str, settings: IpcSettings) -> str:
     """`endpoint` itself when it may be used. Raises EndpointError."""
-    return _checked(endpoint, settings)
+    parts = urlsplit(endpoint)
+    if parts.scheme == "ipc":
+        if len(endpoint.removeprefix("ipc://").encode()) > MAX_UNIX_PATH:
+            raise EndpointError(f"{endpoint}: a socket's path may have {MAX_UNIX_PATH} bytes; set ipc.run_dir")
+        return endpoint
+    if parts.scheme != "tcp" or not parts.hostname:
+        raise EndpointError(f"{endpoint}: expected ipc://PATH or tcp://HOST:PORT")
+    is_safe = is_loopback_host(parts.hostname) or _is_encrypted(endpoint, settings)
+    if not is_safe and not settings.allow_plaintext:
+        raise EndpointError(
+            f"{endpoint}: plaintext to another host; whoever reaches this port can send plans "
+            "(set ipc.curve_secret_key_file, or ipc.allow_plaintext=true where the network itself is trusted)"
+        )
+    return endpoint
 
 
 def run_dir(settings: IpcSettings) -> Path:
@@ -169,20 +182,3 @@ def _set_common(socket: "zmq.Socket[bytes]", endpoint: str, settings: IpcSetting
         socket.setsockopt(zmq.HEARTBEAT_IVL, round(settings.heartbeat_timeout_s * 1000))
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, round(settings.heartbeat_timeout_s * 3000))
         socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
-
-
-def _checked(endpoint: str, settings: IpcSettings) -> str:
-    parts = urlsplit(endpoint)
-    if parts.scheme == "ipc":
-        if len(endpoint.removeprefix("ipc://").encode()) > MAX_UNIX_PATH:
-            raise EndpointError(f"{endpoint}: a socket's path may have {MAX_UNIX_PATH} bytes; set ipc.run_dir")
-        return endpoint
-    if parts.scheme != "tcp" or not parts.hostname:
-        raise EndpointError(f"{endpoint}: expected ipc://PATH or tcp://HOST:PORT")
-    is_safe = is_loopback_host(parts.hostname) or _is_encrypted(endpoint, settings)
-    if not is_safe and not settings.allow_plaintext:
-        raise EndpointError(
-            f"{endpoint}: plaintext to another host; whoever reaches this port can send plans "
-            "(set ipc.curve_secret_key_file, or ipc.allow_plaintext=true where the network itself is trusted)"
-        )
-    return endpoint
