@@ -1,6 +1,6 @@
 """Tells on stderr what a starting or restarting stack is doing: a line a change, so that it mixes with logs.
 
-Nobody who reads it, or a disk that is full, keeps no child from being started again.
+That nobody reads it, or that a disk is full, keeps no child from being started again.
 """
 
 import sys

@@ -41,8 +41,8 @@ class Batch:
         self._packed_rows = b""
         self._leaving: list[Sequence] = []
         self._lengths_at: tuple[int, int] | None = None
+        """The step, and the changes of seats until then, for which `_lengths_left` holds."""
         self._lengths_left: list[tuple[int, int]] = []
-        """At that step, with that many changes of seats."""
         self.joining: dict[Sequence, None] = {}
         """Sequences whose last chunk is planned: they decode from the next plan on."""
 
