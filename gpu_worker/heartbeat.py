@@ -85,6 +85,27 @@ def patience_ns(expected_ns: int, largest_step_ns: int, min_s: float) -> int:
     return max(round(min_s * 1e9), STUCK_FACTOR * (expected_ns if expected_ns > 0 else largest_step_ns))
 
 
+class StepWatch:
+    """Whether a step is stuck, by the time that its watcher has seen pass: while the machine or the whole process stood
+    still, nothing could go on.
+    """
+
+    def __init__(self, interval_ns: int) -> None:
+        """`interval_ns`: how often the watcher looks. A look that is later than twice that has seen less."""
+        self._interval_ns = interval_ns
+        self._looked_ns = 0
+        self._since_ns = 0
+        self._unseen_ns = 0
+
+    def is_stuck(self, step: StepInWork, now: int) -> bool:
+        """The watcher looks now, in monotonic nanoseconds."""
+        if step.since_ns != self._since_ns:
+            self._since_ns, self._unseen_ns = step.since_ns, 0
+        self._unseen_ns += max(0, now - max(self._looked_ns, step.since_ns) - 2 * self._interval_ns)
+        self._looked_ns = now
+        return now - step.since_ns - self._unseen_ns > step.patience_ns
+
+
 class Heartbeat:
     """A thread with a socket of its own. Beats while `is_greeted` is set and a step is in work, until closed."""
 
@@ -104,6 +125,7 @@ class Heartbeat:
         self._epoch = worker_epoch
         self._progress = progress
         self._state = state
+        self._watch = StepWatch(round(settings.heartbeat_interval_s * 1e9))
         self._codec = device.to_scheduler_codec(settings.max_message_bytes)
         self._stop = threading.Event()
         # Made here and handed over once: the thread alone uses it from its start on.
@@ -131,10 +153,10 @@ class Heartbeat:
         step = self._progress.in_work
         if step is None:
             return
-        if (busy_ns := step.busy_ns()) <= step.patience_ns:
+        if not self._watch.is_stuck(step, time.monotonic_ns()):
             self._state.turned()
         else:
-            seconds, limit = round(busy_ns / 1e9, 1), round(step.patience_ns / 1e9, 1)
+            seconds, limit = round(step.busy_ns() / 1e9, 1), round(step.patience_ns / 1e9, 1)
             structlog.get_logger().error(
                 "step_stuck", after_step=self._progress.last_step, seconds=seconds, limit=limit
             )
