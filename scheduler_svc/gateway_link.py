@@ -4,6 +4,8 @@ Turns messages into events of the core and the core's Emit into messages. Each h
 number: whatever a connection lost on its way belongs to the old number, and the gateway attaches again.
 """
 
+from collections.abc import Iterable
+
 import msgspec
 import structlog
 
@@ -18,7 +20,7 @@ from chairlift.ipc.common import (
 )
 from chairlift.runtime.pulse import Rhythm, can_rest
 from scheduler_svc.core import events
-from scheduler_svc.peers import RouterLink
+from scheduler_svc.peers import RouterLink, SilenceWatch
 
 
 class Gateway(msgspec.Struct):
@@ -51,13 +53,13 @@ class OperatorCommand(msgspec.Struct, frozen=True):
     message: front.LoadQuery | front.DrainCommand | front.FlushPrefixCacheCommand | operator.FromOperator
 
 
-class GatewayLink:
+class GatewayLink(SilenceWatch):
     """Owns the table of gateways. Not thread-safe."""
 
     def __init__(self, link: RouterLink[front.ToScheduler, front.ToGateway], facts: ReplicaFacts, rhythm: Rhythm):
+        super().__init__(rhythm)
         self._link = link
         self._facts = facts
-        self._rhythm = rhythm
         self._by_identity: dict[bytes, Gateway] = {}
         self._by_number: dict[int, Gateway] = {}
         self._next_number = 1
@@ -96,24 +98,13 @@ class GatewayLink:
                     received.append(event)
         return received + self._take_lost()
 
-    def forgive(self, stall_ns: int) -> None:
-        """This process itself stood still for so long: nobody was silent meanwhile, as far as can be known."""
-        for gateway in self._by_number.values():
-            gateway.silent_at += stall_ns
-
-    def end_rest(self, now: int) -> None:
-        """Beats come again as usual from now on, and so must answers."""
-        for gateway in self._by_number.values():
-            gateway.silent_at = min(gateway.silent_at, self._rhythm.silent_at(now))
+    def _heard_peers(self) -> Iterable[Gateway]:
+        return self._by_number.values()
 
     @property
     def lets_rest(self) -> bool:
         """Whether beats may be far between: every gateway understands it."""
         return all(can_rest(gateway.minor) for gateway in self._by_number.values())
-
-    def next_expiry(self) -> int | None:
-        """When the first gateway will have been silent too long, unless it is heard; None without gateways."""
-        return min((gateway.silent_at + 1 for gateway in self._by_number.values()), default=None)
 
     def expire(self, now: int) -> list[events.Event]:
         """Losses of gateways that have been silent too long, or whose queue was full."""

@@ -1,12 +1,14 @@
-"""What both links of the scheduler do alike: send without blocking, drain without blocking, count what is malformed."""
+"""What both links of the scheduler do alike: send and drain without blocking, count what is malformed, tell silence."""
 
-from collections.abc import Iterator
-from typing import Generic, TypeVar
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from typing import Generic, Protocol, TypeVar
 
 import structlog
 import zmq
 
 from chairlift.ipc.codec import Codec, MalformedMessageError
+from chairlift.runtime.pulse import Rhythm
 from chairlift.runtime.sockets import has_message
 
 InT = TypeVar("InT")
@@ -73,3 +75,35 @@ class RouterLink(Generic[InT, OutT]):
         self.malformed += 1
         if self.malformed % _LOG_EVERY == 1:
             self._log.warning("malformed_message_dropped", count=self.malformed, detail=detail)
+
+
+class HeardPeer(Protocol):
+    """One peer as far as its silence goes."""
+
+    silent_at: int
+    """When it counts as silent, unless it is heard before; monotonic nanoseconds."""
+
+
+class SilenceWatch(ABC):
+    """The part of a link that knows when its peers count as silent."""
+
+    def __init__(self, rhythm: Rhythm) -> None:
+        self._rhythm = rhythm
+
+    @abstractmethod
+    def _heard_peers(self) -> Iterable[HeardPeer]:
+        """Those that are attached now."""
+
+    def forgive(self, stall_ns: int) -> None:
+        """This process itself stood still for so long: nobody was silent meanwhile, as far as can be known."""
+        for peer in self._heard_peers():
+            peer.silent_at += stall_ns
+
+    def end_rest(self, now: int) -> None:
+        """Beats come again as usual from now on, and so must answers."""
+        for peer in self._heard_peers():
+            peer.silent_at = min(peer.silent_at, self._rhythm.silent_at(now))
+
+    def next_expiry(self) -> int | None:
+        """When the first peer will have been silent too long, unless it is heard; None without peers."""
+        return min((peer.silent_at + 1 for peer in self._heard_peers()), default=None)

@@ -5,6 +5,7 @@ greets in a new life, loses the whole group: a tensor-parallel group has no smal
 """
 
 import time
+from collections.abc import Iterable
 
 import msgspec
 import structlog
@@ -21,7 +22,7 @@ from chairlift.ipc.common import (
 )
 from chairlift.runtime.pulse import Rhythm, can_rest
 from scheduler_svc.core import events
-from scheduler_svc.peers import RouterLink
+from scheduler_svc.peers import RouterLink, SilenceWatch
 
 _MAX_BLOCKS = 1 << 24
 _GEOMETRY_BOUNDS = {
@@ -58,13 +59,13 @@ class Rank(msgspec.Struct):
         return msgspec.structs.replace(told, uptime_ns=told.uptime_ns + time.monotonic_ns() - self.greeted_ns)
 
 
-class WorkerLink:
+class WorkerLink(SilenceWatch):
     """Owns the table of ranks. Not thread-safe."""
 
     def __init__(self, link: RouterLink[device.ToScheduler, device.ToWorker], epoch: int, rhythm: Rhythm) -> None:
+        super().__init__(rhythm)
         self._link = link
         self._epoch = epoch
-        self._rhythm = rhythm
         self._ranks: dict[int, Rank] = {}
         self._up: int | None = None
         self._waiting: set[int] = set()
@@ -108,15 +109,8 @@ class WorkerLink:
                 received.append(_to_event(message))
         return received
 
-    def forgive(self, stall_ns: int) -> None:
-        """This process itself stood still for so long: nobody was silent meanwhile, as far as can be known."""
-        for rank in self._ranks.values():
-            rank.silent_at += stall_ns
-
-    def end_rest(self, now: int) -> None:
-        """Beats come again as usual from now on, and so must answers."""
-        for rank in self._ranks.values():
-            rank.silent_at = min(rank.silent_at, self._rhythm.silent_at(now))
+    def _heard_peers(self) -> Iterable[Rank]:
+        return self._ranks.values()
 
     @property
     def lets_rest(self) -> bool:
@@ -146,10 +140,6 @@ class WorkerLink:
         for rank in self._ranks.values():
             if device.LogLevel.__struct_config__.tag in rank.hello.tags:
                 self._link.send(rank.identity, device.LogLevel(level))
-
-    def next_expiry(self) -> int | None:
-        """When the first rank will have been silent too long, unless it is heard; None without ranks."""
-        return min((rank.silent_at + 1 for rank in self._ranks.values()), default=None)
 
     def beat(self, next_in_ns: int) -> list[events.Event]:
         """Tells every rank that this scheduler lives; the loss of the group when one has no connection any more."""
