@@ -24,6 +24,7 @@ from chairlift.runtime.metric_table import (
 from chairlift.runtime.model_source import ModelSource, fingerprint_model
 from chairlift.runtime.probes import ProbeServer, ProcessState
 from chairlift.runtime.process import StopSignal, new_epoch
+from chairlift.runtime.round_times import until_round_time
 from chairlift.runtime.settings import Settings
 from chairlift.runtime.tracing import Tracing
 from gateway.errors.api_error import ApiError
@@ -219,8 +220,7 @@ class GatewayService:
 
     async def _rest(self) -> None:
         """Returns when a stream has opened, at the latest after `_IDLE_TICK_S`."""
-        # At round times, as other idle processes of the machine wake: one finds warm what another has used.
-        pause_s = _IDLE_TICK_S - time.monotonic() % _IDLE_TICK_S
+        pause_s = until_round_time(time.monotonic(), _IDLE_TICK_S)
         self.state.turned(pause_s)
         self._table.opened.clear()
         try:

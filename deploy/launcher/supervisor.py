@@ -13,6 +13,7 @@ import time
 from collections.abc import Coroutine, Sequence
 
 from chairlift.runtime.process import ExitCode
+from chairlift.runtime.round_times import until_round_time
 from chairlift.runtime.settings import SupervisorSettings
 from deploy.launcher.child import ChildProcess, ChildSpec, can_restart_help, describe_end
 from deploy.launcher.liveness import Liveness, Silence
@@ -175,7 +176,7 @@ class Supervisor:
                 return
             pause_s = min(most_s, LIVENESS_INTERVAL_S if is_live else SILENCE_INTERVAL_S)
             # At the same times for all children: one wake for all of them.
-            await asyncio.sleep(pause_s - now % pause_s)
+            await asyncio.sleep(until_round_time(now, pause_s))
 
     def _are_most_silent(self) -> bool:
         """Of three children or more that were ready."""

@@ -6,6 +6,7 @@ process milliseconds, since others have had the caches meanwhile. Whoever says a
 and silence is noticed as soon as ever.
 """
 
+from chairlift.runtime.round_times import until_round_time
 from chairlift.runtime.settings import IpcSettings
 
 _ANSWER_AFTER = 0.5
@@ -45,8 +46,7 @@ class Rhythm:
         if not rests or self._idle_interval_ns <= self._interval_ns:
             self._resting_until = now
             return 0
-        # At round times, as other idle processes of the machine wake: one finds warm what another has used.
-        until = now - now % self._idle_interval_ns + self._idle_interval_ns
+        until = now + until_round_time(now, self._idle_interval_ns)
         self.next_beat = until if until >= self.next_beat else until + self._idle_interval_ns
         self._resting_until = self.next_beat
         return self.next_beat - now
