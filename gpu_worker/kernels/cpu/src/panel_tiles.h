@@ -94,7 +94,7 @@ class PanelTiles {
   void multiply_groups() {
     constexpr int kPart = kPartInputs / kGroupInputs;
     alignas(64) char unpacked[2][kPart * kUnpackedBytes];
-    const bool is_waiting = num_blocks() < 2 * kLeastAsking;
+    const bool is_waiting = !has_shares();
     each_part(input_groups(p_.linear), kPart, [&](int g, int count, bool is_last) CL_LAMBDA_INLINE {
       const int64_t at = int64_t(g) * group_bytes(Kind);
       const char* weights[2] = {p_.panel(0) + at, p_.panel(p_.count - 1) + at};
@@ -136,10 +136,13 @@ class PanelTiles {
     }
   }
 
+  // Whether blocks are enough to share in asking for what is multiplied next. Fewer wait for memory, and ask far ahead.
+  bool has_shares() const { return num_blocks() >= 2 * kLeastAsking; }
+
   // This block's share of asking for the `bytes` that are multiplied next. Bytes of kWeightInt8 come as fast without.
   void ask_share(const char* next, int64_t bytes, int64_t row) const {
     const int64_t blocks = num_blocks(), block = (row - begin_) / 16, lines = bytes / 64;
-    if (blocks < 2 * kLeastAsking) return;
+    if (!has_shares()) return;
     for (int64_t i = lines * block / blocks; i < lines * (block + 1) / blocks; ++i) {
       _mm_prefetch(next + i * 64, _MM_HINT_T1);
     }
