@@ -187,28 +187,27 @@ def resting(settings: Settings) -> Settings:
     )
 
 
-def test_a_worker_that_dies_while_nothing_happens_is_lost_at_once(
-    start: New, resting: Settings, new_gateway: New, new_worker: New
-) -> None:
-    """The end of its connection is noticed, not its silence: the next beat may be a minute off."""
+@pytest.fixture
+def peers_at_rest(start: New, resting: Settings, new_gateway: New, new_worker: New) -> tuple[Any, Any]:
+    """The gateway and the worker of a scheduler that rests."""
     start(resting)
     gateway, worker = new_gateway(), new_worker()
     worker.join()
     gateway.greet()
     gateway.await_rest()
+    return gateway, worker
+
+
+def test_a_worker_that_dies_while_nothing_happens_is_lost_at_once(peers_at_rest: tuple[Any, Any]) -> None:
+    """The end of its connection is noticed, not its silence: the next beat may be a minute off."""
+    gateway, worker = peers_at_rest
     worker.close()
     gateway.await_load(lambda load: load.worker_losses == 1, "a beat that tells of the loss")
 
 
-def test_a_worker_that_hangs_is_lost_as_soon_as_there_is_work(
-    start: New, resting: Settings, new_gateway: New, new_worker: New
-) -> None:
+def test_a_worker_that_hangs_is_lost_as_soon_as_there_is_work(peers_at_rest: tuple[Any, Any]) -> None:
     """It never answered the last beat before the rest; nobody needed it until the request came."""
-    start(resting)
-    gateway, worker = new_gateway(), new_worker()
-    worker.join()
-    gateway.greet()
-    gateway.await_rest()
+    gateway, worker = peers_at_rest
     gateway.submit(256)
     worker.receive(device.Plan)
     gateway.await_load(lambda load: load.worker_losses == 1, "a beat that tells of the loss")
